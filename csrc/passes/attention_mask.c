@@ -57,12 +57,20 @@ bool attention_mask_causal(const value *allowed, int64_t length) {
     return true;
 }
 
-/* What has the same elements in the same order. */
-static const value *before_reshape(const value *v) {
-    while (value_is(v, "Reshape")) v = v->def->in[0];
-    return v;
+static bool is_integer(dtype t) { return !dtype_is_float(t); } /* or bool */
+
+/* What is not 0 at the same places, in order of elements: integers that are not are no 0 as floats. */
+static const value *same_nonzeros(const value *v) {
+    for (;; v = v->def->in[0]) {
+        if (value_is(v, "Reshape")) continue;
+        if (!value_is(v, "Cast")) return v;
+        const dtype from = v->def->in[0]->type;
+        if (v->type != BOOL && from != BOOL && !(is_integer(from) && dtype_is_float(v->type))) return v;
+    }
 }
 
+bool attention_mask_same(const value *a, const value *b) { return same_nonzeros(a) == same_nonzeros(b); }
+
 bool attention_mask_lists(const value *keys, const value *rows) {
-    return value_is(rows, "RowIndex") && before_reshape(rows->def->in[0]) == before_reshape(keys);
+    return value_is(rows, "RowIndex") && attention_mask_same(rows->def->in[0], keys);
 }

@@ -15,6 +15,8 @@ bool attention_mask_split(value *allowed, int64_t batch, int64_t keys, attention
 /* Does a query see the keys up to its own place: the same for all heads and sequences, as data or, if that is large, as
  * it is made? */
 bool attention_mask_causal(const value *allowed, int64_t length);
+/* Are both not 0 at the same places, in order of elements, by how they are made? */
+bool attention_mask_same(const value *a, const value *b);
 /* Are `rows`, a result of RowIndex, just those where `keys` is true? */
 bool attention_mask_lists(const value *keys, const value *rows);
 

@@ -89,12 +89,12 @@ static int need_of_keys(const graph *g, const row_reach *r, bool *by_torch) {
 }
 
 /* *only: what a mask shows is all that is live. */
-static status is_only_shown(graph *g, const row_reach *r, value *live, value *shown, bool *only) {
+static status is_only_shown(graph *g, value *live, value *shown, bool *only) {
     value *more;
     bool any;
 
     *only = true;
-    if (r->n_needs == 1) return OK;
+    if (live == shown) return OK;
     TRY(emit(g, &more, "Not", shown));
     TRY(emit(g, &more, "And", live, more));
     TRY(rows_any(g, more, &any));
@@ -112,8 +112,12 @@ static status emit_rows_that_matter(graph *g, const row_reach *r, value **rows) 
 
     *rows = NULL;
     for (int i = 0; i < r->n_needs; i++) {
+        const row_need *need = &r->needs[i];
         value *more;
-        TRY(emit_need(g, r, &r->needs[i], &more));
+        if (keys >= 0 && i != keys && need->kind == NEED_NONZERO &&
+            attention_mask_same(need->value, r->needs[keys].value))
+            continue;
+        TRY(emit_need(g, r, need, &more));
         if (i == keys) shown = more;
         if (live) TRY(emit(g, &live, "Or", live, more));
         else live = more;
@@ -121,7 +125,7 @@ static status emit_rows_that_matter(graph *g, const row_reach *r, value **rows) 
     if (!live) return OK;
     TRY(rows_count(g, live, &count));
     const bool fewer = rows_pay(count, r->batch * r->length);
-    if (shown && (by_torch || (fewer && !g->cuda))) TRY(is_only_shown(g, r, live, shown, &only));
+    if (shown && (by_torch || (fewer && !g->cuda))) TRY(is_only_shown(g, live, shown, &only));
     if (!fewer && !only) return OK;
     return emit_with(g, rows, "RowIndex", NODE_ATTRS(INT("count", count)), only ? shown : live);
 }

@@ -30,10 +30,12 @@ TEST(attention_is_one_operator_of_tokens) {
     make_output(g, NODE(g, "MatMul", weights_of(g, q, k), v));
     check_rewrite(
         g, "efficient_attention",
-        THREE("6", "7") "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0, torch=0) "
-                        "float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
-                        "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
-                        "output %5\n");
+        THREE(
+            "6",
+            "7") "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0, torch=0, lists=0, batch=0, queries=0, keys=0) "
+                 "float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
+                 "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
+                 "output %5\n");
     ctx_release(&c);
 }
 
@@ -49,13 +51,16 @@ TEST(attention_takes_mask_bias_and_dropout) {
     x = NODE_WITH(g, "DropoutTrain", NODE_ATTRS(FLOAT("ratio", 0.25), INT("key", 9)), x);
     make_output(g, NODE(g, "MatMul", x, v));
     graph_remove_dead(g);
-    check_rewrite(g, "efficient_attention",
-                  THREE("6", "7") "input %3 allowed bool[2, 1, 1, 7]\n"
-                                  "input %4 bias float32[3, 6, 7] grad\n"
-                                  "%5, %6 = FusedAttention(%0 q, %1 k, %2 v, %3 allowed, %4 bias, scale=0.5, "
-                                  "ratio=0.25, key=9, safe=1, torch=0) float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
-                                  "%7 = Transpose(%5, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
-                                  "output %7\n");
+    check_rewrite(
+        g, "efficient_attention",
+        THREE(
+            "6",
+            "7") "input %3 allowed bool[2, 1, 1, 7]\n"
+                 "input %4 bias float32[3, 6, 7] grad\n"
+                 "%5, %6 = FusedAttention(%0 q, %1 k, %2 v, %3 allowed, %4 bias, scale=0.5, "
+                 "ratio=0.25, key=9, safe=1, torch=0, lists=0, batch=0, queries=0, keys=0) float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
+                 "%7 = Transpose(%5, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
+                 "output %7\n");
     ctx_release(&c);
 }
 
@@ -75,14 +80,15 @@ TEST(attention_takes_keys_before_they_are_repeated) {
     value *v = repeated(g, INPUT(g, "v", F32, 2, 7, 1, 5), 3);
 
     make_output(g, NODE(g, "MatMul", weights_of(g, q, k), v));
-    check_rewrite(g, "efficient_attention",
-                  "input %0 q float32[2, 6, 3, 4] grad\n"
-                  "input %1 k float32[2, 7, 1, 4] grad\n"
-                  "input %2 v float32[2, 7, 1, 5] grad\n"
-                  "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0, torch=0) "
-                  "float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
-                  "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
-                  "output %5\n");
+    check_rewrite(
+        g, "efficient_attention",
+        "input %0 q float32[2, 6, 3, 4] grad\n"
+        "input %1 k float32[2, 7, 1, 4] grad\n"
+        "input %2 v float32[2, 7, 1, 5] grad\n"
+        "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0, torch=0, lists=0, batch=0, queries=0, keys=0) "
+        "float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
+        "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
+        "output %5\n");
     ctx_release(&c);
 }
 
@@ -97,20 +103,21 @@ TEST(heads_are_repeated_tokens_first) {
 
     g->cuda = true;
     make_output(g, NODE(g, "MatMul", weights_of(g, q, k), v));
-    check_rewrite(g, "efficient_attention",
-                  "input %0 q float32[2, 5, 6, 4] grad\n"
-                  "input %1 k float32[2, 7, 2, 4] grad\n"
-                  "input %2 v float32[2, 7, 3, 4] grad\n"
-                  "%3 = Reshape(%1 k, [2, 7, 2, 1, 4], allowzero=1) float32[2, 7, 2, 1, 4]\n"
-                  "%4 = Expand(%3, [2, 7, 2, 3, 4]) float32[2, 7, 2, 3, 4]\n"
-                  "%5 = Reshape(%4, [2, 7, 6, 4], allowzero=1) float32[2, 7, 6, 4]\n"
-                  "%6 = Reshape(%2 v, [2, 7, 3, 1, 4], allowzero=1) float32[2, 7, 3, 1, 4]\n"
-                  "%7 = Expand(%6, [2, 7, 3, 2, 4]) float32[2, 7, 3, 2, 4]\n"
-                  "%8 = Reshape(%7, [2, 7, 6, 4], allowzero=1) float32[2, 7, 6, 4]\n"
-                  "%9, %10 = FusedAttention(%0 q, %5, %8, scale=0.5, ratio=0, key=0, safe=0, torch=0) "
-                  "float32[2, 5, 6, 4], float32[2, 5, 6, 2]\n"
-                  "%11 = Transpose(%9, perm=[0, 2, 1, 3]) float32[2, 6, 5, 4]\n"
-                  "output %11\n");
+    check_rewrite(
+        g, "efficient_attention",
+        "input %0 q float32[2, 5, 6, 4] grad\n"
+        "input %1 k float32[2, 7, 2, 4] grad\n"
+        "input %2 v float32[2, 7, 3, 4] grad\n"
+        "%3 = Reshape(%1 k, [2, 7, 2, 1, 4], allowzero=1) float32[2, 7, 2, 1, 4]\n"
+        "%4 = Expand(%3, [2, 7, 2, 3, 4]) float32[2, 7, 2, 3, 4]\n"
+        "%5 = Reshape(%4, [2, 7, 6, 4], allowzero=1) float32[2, 7, 6, 4]\n"
+        "%6 = Reshape(%2 v, [2, 7, 3, 1, 4], allowzero=1) float32[2, 7, 3, 1, 4]\n"
+        "%7 = Expand(%6, [2, 7, 3, 2, 4]) float32[2, 7, 3, 2, 4]\n"
+        "%8 = Reshape(%7, [2, 7, 6, 4], allowzero=1) float32[2, 7, 6, 4]\n"
+        "%9, %10 = FusedAttention(%0 q, %5, %8, scale=0.5, ratio=0, key=0, safe=0, torch=0, lists=0, batch=0, queries=0, keys=0) "
+        "float32[2, 5, 6, 4], float32[2, 5, 6, 2]\n"
+        "%11 = Transpose(%9, perm=[0, 2, 1, 3]) float32[2, 6, 5, 4]\n"
+        "output %11\n");
     ctx_release(&c);
 }
 
@@ -135,10 +142,12 @@ TEST(long_attention_is_one_operator) {
     make_output(g, NODE(g, "MatMul", weights_of(g, q, k), v));
     check_rewrite(
         g, "attention_fusion",
-        THREE("1100", "1200") "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0, torch=0) "
-                              "float32[2, 1100, 3, 5], float32[2, 1100, 3, 2]\n"
-                              "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 1100, 5]\n"
-                              "output %5\n");
+        THREE(
+            "1100",
+            "1200") "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0, torch=0, lists=0, batch=0, queries=0, keys=0) "
+                    "float32[2, 1100, 3, 5], float32[2, 1100, 3, 2]\n"
+                    "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 1100, 5]\n"
+                    "output %5\n");
     ctx_release(&c);
 }
 
@@ -199,7 +208,7 @@ TEST(attention_takes_the_rows_that_are_there) {
                   "input %3 allowed bool[2, 1, 1, 4]\n"
                   "input %4 rows int64[5]\n"
                   "%5, %6 = FusedAttention(%0 q, %1 k, %2 v, %3 allowed, -, %4 rows, %4 rows, scale=1, ratio=0.5, "
-                  "key=3, safe=1, batch=2, queries=4, keys=4) float32[5, 3, 7], float32[5, 3, 2]\n"
+                  "key=3, safe=1, batch=2, queries=4, keys=4, torch=0) float32[5, 3, 7], float32[5, 3, 2]\n"
                   "%7 = Reshape(%5, [5, 21], allowzero=1) float32[5, 21]\n"
                   "output %7\n");
     ctx_release(&c);

@@ -6,17 +6,20 @@ starts are counted on the GPU. Where the mask hides nothing it is gone (mask_rem
 torch's C shim.
 """
 
+import copy
 import ctypes
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, dropout, scaled_dot_product_attention
 
-from ortmodule import _core
+from ortmodule import ORTModule, _core, explain
 from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
 from tests.cuda.test_graphs import aligned
 from tests.cuda.test_torch_attention import ALL, CUDNN, EFFICIENT, FLASH, SAME_BITS, failures, fake  # noqa: F401
+from tests.models.zoo import VOCABULARY
 from tests.passes.session import Function, export
+from tests.passes.test_rows import LANGUAGE, Loss, model
 from tests.selection import each
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
@@ -372,3 +375,58 @@ def test_dropout_over_lists(driver, fake, causal):  # noqa: F811
     with pytest.raises((RuntimeError, _core.Error), match=r"attention with dropout failed in torch's kernel"):
         step(made, tensors, dy)
     fake.fake_torch_fails(0)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+OFF = ("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout")
+#: (name in tests/passes/test_rows.py, calls of attention over lists of rows in a step)
+MODELS = {"bert": 4, "gpt2": 4, "llama": 4, "bart": 8}
+
+
+def model_of(name):
+    model_type, head, config = LANGUAGE[name]
+    return Loss(model(model_type, head, **config, **dict.fromkeys(OFF, 0.0)))
+
+
+def batch_of(name, kind):
+    """Labels at all tokens that are there."""
+    mask = MASKS[kind]
+    ids = torch.randint(3, VOCABULARY, mask.shape, generator=torch.Generator().manual_seed(0)) * mask
+    labels = ids.masked_fill(~mask, -100)
+    if name == "bart":
+        labels = ids[:, :11].clamp(min=3).contiguous()
+    return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
+
+
+def gradients(wrapped, batch):
+    wrapped.zero_grad()
+    loss = wrapped(**batch)
+    loss.backward()
+    found = [p.grad.double().flatten().clone() for p in wrapped.parameters() if p.grad is not None]
+    return loss.double().detach(), torch.cat(found)
+
+
+@pytest.mark.filterwarnings("ignore")
+@each("kind", MASKS, ["right", "holes", "an empty sequence"], pytest.mark.emulated_full)
+@each("dtype", [BF16, F32], [BF16], pytest.mark.emulated_full, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_models(driver, fake, monkeypatch, name, dtype, kind):  # noqa: F811
+    """Losses and gradients are as near to float64 as PyTorch's, with batches of other padding behind each other."""
+    monkeypatch.setenv("ORTMODULE_USE_EFFICIENT_ATTENTION", "1")
+    plain = model_of(name).to(dtype)
+    wrapped, batches = ORTModule(copy.deepcopy(plain)), [batch_of(name, kind), batch_of(name, "right")]
+    before, listed = fake.fake_attentions(), []
+    for batch in batches:
+        ours, theirs = gradients(wrapped, batch), gradients(plain, batch)
+        exact = gradients(copy.deepcopy(plain).double(), batch)
+        listed.append(lengths(fake, 1))
+        for found, beside, right in zip(ours, theirs, exact, strict=True):
+            assert (found - right).norm() <= BESIDE * (beside - right).norm() + 3 * FLOOR[dtype] * right.norm()
+    report = explain(wrapped)
+    assert report.captured and not report.aten_ops, report.fallback
+    if name != "llama" or dtype != F32:
+        # A causal model's loss looks at hidden tokens before one that is there: its list is longer than the mask.
+        steps = 1 if kind in ("holes", "left") and name in ("gpt2", "llama") else 2
+        assert fake.fake_attentions() >= before + steps * MODELS[name]
+        assert listed[1] == MASKS["right"].sum(1).tolist() or name == "bart"

@@ -1,6 +1,8 @@
 """Attention of many scores on a GPU, by kernels of torch's (csrc/cuda/libraries/attention.h): beside float64, and with
 dropout beside PyTorch, which draws the same elements. `scripts/gpu` runs them."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -61,6 +63,85 @@ def test_beside_float64(causal, width, groups, dtype):
         assert distance(mine, right) <= 2 * distance(theirs, right) + LEAST[dtype]
     report = explain(ours)
     assert report.captured and not report.aten_ops and not report.refused, (report.fallback, report.refused)
+
+
+class Padded(nn.Module):
+    """Tokens [batch, length, features] with a mask of those that are there, and the sums of these."""
+
+    def __init__(self, causal, width, groups, rate=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.causal, self.width, self.rate = causal, width, rate
+        self.sizes = HEADS * width, groups * width, groups * width
+        self.qkv, self.out = nn.Linear(256, sum(self.sizes)), nn.Linear(HEADS * width, 64)
+
+    def forward(self, x, mask):
+        q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in self.qkv(x).split(self.sizes, -1))
+        if k.shape[1] != q.shape[1]:
+            k, v = (t[:, :, None].expand(-1, -1, q.shape[1] // k.shape[1], -1, -1).flatten(1, 2) for t in (k, v))
+        allowed = (mask != 0)[:, None, None, :].expand(-1, 1, x.shape[1], -1)
+        if self.causal:
+            allowed = allowed & torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=self.rate)
+        return (self.out(y.transpose(1, 2).flatten(2)) * mask.unsqueeze(-1).to(x.dtype)).sum(1)
+
+
+PADDED = 8
+#: Tokens of each sequence; with no token, and full.
+LENGTHS = {"half": [512, 17, 300, 1, 256, 0, 128, 400], "none": [LENGTH] * PADDED, "little": [512] * 7 + [490]}
+
+
+def padded_step(module, kind, dtype):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(PADDED, LENGTH, 256, generator=generator).to(DEVICE, dtype).requires_grad_()
+    mask = (torch.arange(LENGTH) < torch.tensor(LENGTHS[kind])[:, None]).long().to(DEVICE)
+    torch.manual_seed(3)
+    y = module(x, mask)
+    dy = torch.randn(y.shape, generator=generator).to(y.device, y.dtype)
+    return [y.detach(), *torch.autograd.grad(y, [x, *module.parameters()], dy)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("width", "groups"), [(64, 16), (128, 16), (64, 4)])
+@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_padding_beside_float64(causal, kind, width, groups, dtype):
+    """Over the tokens that the mask shows; where it hides nothing, without it."""
+    module = Padded(causal, width, groups).to(DEVICE, dtype)
+    ours = ORTModule(copy.deepcopy(module))
+    padded_step(ours, kind, dtype)
+    found, eager = padded_step(ours, kind, dtype), padded_step(module, kind, dtype)
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = padded_step(copy.deepcopy(module).double(), kind, torch.float64)
+    for mine, theirs, right in zip(found, eager, exact, strict=True):
+        assert distance(mine, right) <= 2 * distance(theirs, right) + LEAST[dtype]
+    report = explain(ours)
+    assert report.captured and not report.aten_ops and not report.refused, (report.fallback, report.refused)
+    assert ("mask_removal" if kind == "none" else "padding_removal") in report.fused
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_padding_and_dropout(causal, kind):
+    """Backward drops what forward dropped: results are linear in the last weight, so that its gradient times it is the
+    results times their gradient, added up; less what the bias gives."""
+    ours = ORTModule(Padded(causal, 64, 16, 0.2).to(DEVICE, torch.bfloat16))
+    with torch.no_grad():
+        ours.out.bias.zero_()
+    y, *_ = padded_step(ours, kind, torch.bfloat16)
+    y, *grads = padded_step(ours, kind, torch.bfloat16)
+    dy = torch.randn(PADDED, 64, generator=after_tokens()).to(y)
+    d_out = grads[1 + [name for name, _ in ours.named_parameters()].index("out.weight")]
+    sums = [(a.double() * b.double()).sum() for a, b in ((d_out, ours.out.weight), (y, dy))]
+    assert y.isfinite().all() and abs(sums[0] - sums[1]) <= 2e-2 * (y.double() * dy.double()).abs().sum()
+    assert "flash_dropout" in explain(ours).fused
+
+
+def after_tokens():
+    """The generator as padded_step has it when it draws the gradient of results."""
+    generator = torch.Generator().manual_seed(0)
+    torch.randn(PADDED, LENGTH, 256, generator=generator)
+    return generator
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
