@@ -1,0 +1,196 @@
+"""Writes docs/gpu-roofline.md: what benchmarks.roofline found of each row, beside the targets and what was measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from benchmarks.roofline_account import (
+    ATTENTION,
+    ATTENTION_DROPOUT,
+    BANDWIDTH,
+    LAUNCH,
+    PEAK_BANDWIDTH,
+    PEAK_PRODUCTS,
+    PRODUCTS,
+)
+
+OURS, ALONE, EAGER, INDUCTOR = "ours", "ours, the loss alone", "eager", "Inductor"
+ORDER = (OURS, ALONE, EAGER, INDUCTOR)
+#: ms of a step and GB of its peak on an H100: docs/benchmarks-gpu.md. GPT-2's of ours: before flash attention drops.
+MEASURED = {
+    "llama-1b": {OURS: (66.8, 26.0), EAGER: (96.9, 25.6)},
+    "bert-large": {OURS: (190.0, 42.2), EAGER: (130.0, 27.0)},
+    "gpt2-medium": {OURS: (172.0, 42.8), EAGER: (143.0, 28.2)},
+}
+OF_EAGER, OF_INDUCTOR, OF_INDUCTOR_PADDED, MEMORY = 1.3, 1.0, 1.4, 0.65
+LISTED = 8  # kernels that cost most beyond their least bytes
+
+TOP = """# GPU roofline
+
+How long training steps should take on an H100, predicted without one: each kernel of a step with the bytes that it
+moves, the least bytes possible, its floating-point operations (FLOPs) and launches. The sum of the kernels is the
+predicted step. The same account is made of what eager PyTorch and Inductor (torch.compile) must move. Parameters are
+float32, steps run under bfloat16 autocast with `torch.optim.AdamW(fused=True)`.
+
+`ORTMODULE_BUILD=build/emulated python -m benchmarks.roofline [ROW...]` makes this page. It needs an emulated build
+([architecture/testing.md](architecture/testing.md)) and a few minutes a row; no weights have memory, and no step runs.
+Every single kernel is in `results/roofline/ROW.json`, which the command writes; here those of one operator are one
+line.
+
+## What is measured, what is predicted
+
+Nothing on this page is measured, except for the rates and the column that says so, which
+[benchmarks-gpu.md](benchmarks-gpu.md) has. Predicted is: a kernel takes the larger of bytes over bandwidth and FLOPs
+over the rate of its kind, and a launch where no CUDA graph starts it.
+"""
+
+RATES = [
+    ("Bandwidth of all kernels", f"{BANDWIDTH / 1e12:.2f} TB/s", f"{BANDWIDTH / PEAK_BANDWIDTH:.0%}",
+     "cross entropy of 8192 × 32,000 floats in 1.45 ms (2.2 TB/s), AdamW of 67 million parameters in 0.905 ms "
+     "(2.1 TB/s)"),
+    ("Products of 16-bit floats", f"{PRODUCTS / 1e12:.0f} TFLOP/s", f"{PRODUCTS / PEAK_PRODUCTS:.0%}",
+     "a linear layer, 8192 × 1024 to 4096, with gradients in 0.365 ms"),
+    ("Attention, scores not in memory", f"{ATTENTION / 1e12:.0f} TFLOP/s", f"{ATTENTION / PEAK_PRODUCTS:.0%}",
+     "cuDNN's: 8 × 1024 tokens, 16 heads of 64, causal, forward and backward in 0.26 ms"),
+    ("The same with dropout (flash)", f"{ATTENTION_DROPOUT / 1e12:.0f} TFLOP/s",
+     f"{ATTENTION_DROPOUT / PEAK_PRODUCTS:.0%}", "eager's in 0.440 ms, which has the host's time in it"),
+    ("Launch without a CUDA graph", f"{LAUNCH * 1e6:.0f} µs", "", "assumed"),
+]  # fmt: skip
+
+RULES = """
+The rates are those of single operators, and have some of the host's time in them: large products of a step are faster
+than that. All columns get the same rates, so quotients are worth more than milliseconds.
+
+Rules of the account:
+
+- **Ours** is the plan of the step for a GPU. An operand counts once a kernel, whatever reads it twice inside; of a
+  broadcast or a slice what is read. A result that nothing reads is not written. Gradients of norms read `dy` and `x`
+  twice, attention's backward has sums in float32, a linear layer's loss has the logits of 1024 rows at a time in
+  memory: the kernels do so. All but attention are in CUDA graphs. Casts are those of autocast on the CPU, which the
+  emulated GPU has.
+- **Ours, the loss alone**: the same where forward returns the loss and no logits.
+- **Eager** is a trace of ATen operators, forward and backward, with a GPU's autocast. Each reads its operands once and
+  writes its results once; attention is one kernel forward and three backward, with a mask as fast as without one (in
+  favour of eager).
+- **Inductor** is the same trace by a rule, not by Inductor: an operator that is no product, attention or gradient of an
+  embedding joins the kernel of the latest operator that it reads from, if that is such a one, too, of the same
+  direction, and their largest tensors have equally many elements. A kernel reads once what comes from elsewhere, and
+  writes what is read elsewhere. Values that backward computes again are not thought of; a reduction that needs a second
+  pass over its row counts as one pass (in favour of Inductor). Its peak memory is not predicted.
+- **AdamW**, fused, is the same in all columns: 28 bytes a parameter.
+- **Least bytes**: what would be left if all neighbouring kernels of one direction that are no products, attention or
+  gradients of embeddings were one kernel, reading once what comes from elsewhere and writing what is read elsewhere.
+- Peak memory is by the plan (`ortmodule.memory`), eager's by the storages alive in the trace, both with AdamW's states.
+"""
+
+NOTES = ""
+
+
+def totals(column: dict[str, Any]) -> dict[str, float]:
+    return {key: sum(k[key] for k in column["kernels"]) for key in ("count", "bytes", "least", "flops", "seconds")}
+
+
+def met(value: float, target: float, more: bool = True) -> str:
+    return "" if (value >= target if more else value <= target) else " **below**" if more else " **above**"
+
+
+def dense_or_padded(name: str) -> float:
+    return OF_INDUCTOR_PADDED if name.endswith("-padded") else OF_INDUCTOR
+
+
+def summary(rows: dict[str, Any]) -> list[str]:
+    """One line a row and way of ours: predicted, beside the targets and what was measured."""
+    lines = [
+        "| Row | Ours, ms | Eager, ms | Inductor, ms | × eager | × Inductor | Peak, GB: ours, eager | Share | "
+        "Measured, ms: ours, eager |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, row in rows.items():
+        ms = {c: 1e3 * totals(row["columns"][c])["seconds"] for c in ORDER}
+        eager_peak = row["columns"][EAGER]["peak"]
+        for column in (OURS, ALONE):
+            peak, mine = row["columns"][column]["peak"], ms[column]
+            seen = MEASURED.get(name, {}) if column == OURS else {}
+            cells = [
+                f"`{name}`" + (", the loss alone" if column == ALONE else ""), f"{mine:.1f}", f"{ms[EAGER]:.1f}",
+                f"{ms[INDUCTOR]:.1f}", f"{ms[EAGER] / mine:.2f}{met(ms[EAGER] / mine, OF_EAGER)}",
+                f"{ms[INDUCTOR] / mine:.2f}{met(ms[INDUCTOR] / mine, dense_or_padded(name))}",
+                f"{peak / 1e9:.1f}, {eager_peak / 1e9:.1f}",
+                f"{peak / eager_peak:.0%}{met(peak / eager_peak, MEMORY, more=False)}",
+                ", ".join(f"{seen[c][0]:g}" for c in (OURS, EAGER)) if seen else "–",
+            ]  # fmt: skip
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def by_operator(column: dict[str, Any]) -> list[list]:
+    """[operator, kernels, bytes, least bytes, FLOPs, seconds, seconds beyond the least], the longest first."""
+    found: dict[str, list] = defaultdict(lambda: [0, 0, 0, 0.0, 0.0, 0.0])
+    for k in column["kernels"]:
+        beyond = min(k["seconds"], (k["bytes"] - k["least"]) / BANDWIDTH)
+        for i, x in enumerate((k["count"], k["bytes"], k["least"], k["flops"], k["seconds"], beyond)):
+            found[k["name"]][i] += x
+    return sorted(([name, *row] for name, row in found.items()), key=lambda row: -row[5])
+
+
+def worst(rows: dict[str, Any]) -> list[str]:
+    """Over all rows, the operators of ours that take longest beyond their least bytes."""
+    lines = ["| Row | Operator | Kernels | ms | of that beyond the least bytes |", "| --- | --- | ---: | ---: | ---: |"]
+    found = []
+    for name, row in rows.items():
+        for operator, kernels, _, _, _, seconds, beyond in by_operator(row["columns"][OURS]):
+            found.append((beyond, f"| `{name}` | {operator} | {kernels} | {1e3 * seconds:.1f} | {1e3 * beyond:.1f} |"))
+    return lines + [line for _, line in sorted(found, key=lambda each: -each[0])[: 2 * LISTED]]
+
+
+def scores(column: dict[str, Any]) -> float:
+    """Seconds of the kernels that stand for attention where scores are in memory."""
+    names = ("MaskedSoftmax", "SoftmaxGrad", "SoftmaxDropout", "SoftmaxDropoutGrad", "Softmax", "DropoutTrain")
+    return sum(k["seconds"] for k in column["kernels"] if k["name"] in names)
+
+
+def section(name: str, row: dict[str, Any]) -> list[str]:
+    lines = [f"## {row['title']} (`{name}`), {row['samples']} samples", ""]
+    lines += [
+        "| Step | Kernels | GB moved | Least GB | TFLOP | ms |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for column in ORDER:
+        t = totals(row["columns"][column])
+        lines.append(
+            f"| {column} | {t['count']} | {t['bytes'] / 1e9:.1f} | {t['least'] / 1e9:.1f} | {t['flops'] / 1e12:.1f} | "
+            f"{1e3 * t['seconds']:.1f} |"
+        )
+    for column in (OURS, EAGER):
+        title = "Ours" if column == OURS else "Eager"
+        lines += [
+            "", f"{title}, by operator:", "",
+            "| Operator | Kernels | GB moved | Least GB | TFLOP | ms |", "| --- | ---: | ---: | ---: | ---: | ---: |",
+        ]  # fmt: skip
+        for operator, kernels, moved, least, flops, seconds, _ in by_operator(row["columns"][column]):
+            lines.append(
+                f"| {operator} | {kernels} | {moved / 1e9:.2f} | {least / 1e9:.2f} | {flops / 1e12:.2f} | "
+                f"{1e3 * seconds:.2f} |"
+            )
+    return [*lines, ""]
+
+
+def page(rows: dict[str, Any]) -> str:
+    lines = [TOP, "| What | Rate | Share of the peak | Where it comes from |", "| --- | ---: | ---: | --- |"]
+    lines += ["| " + " | ".join(cells) + " |" for cells in RATES]
+    lines += [
+        RULES, "## Predicted steps", "",
+        f"Targets: {OF_EAGER} × eager; {OF_INDUCTOR} × Inductor with dense batches, {OF_INDUCTOR_PADDED} × with half",
+        f"padding; at most {MEMORY:.0%} of eager's peak memory. What misses one says so.", "",
+        *summary(rows), "",
+        "GPT-2's measured step of ours was before flash attention had dropout.", "",
+        "## The next work", "",
+        "What takes longest beyond its least bytes, a row and an operator a line:", "", *worst(rows), "",
+        "Where attention keeps scores in memory, softmax, its gradient and dropout alone take, in milliseconds a step:",
+        ", ".join(f"`{name}` {1e3 * scores(row['columns'][OURS]):.1f}" for name, row in rows.items()) + ".", "",
+        NOTES,
+    ]  # fmt: skip
+    for name, row in rows.items():
+        lines += section(name, row)
+    return "\n".join(lines).rstrip() + "\n"
