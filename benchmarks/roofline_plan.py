@@ -30,7 +30,7 @@ CHUNK_ROWS = 1024  # of a linear layer's loss
 
 
 def without_memory(model: nn.Module) -> nn.Module:
-    """A model on the meta device as one of zeros on the CPU, whose pages nobody touches."""
+    """A model on the meta device as one of zeros on the CPU, whose pages have no memory until written."""
     kinds = {torch.float32: "f4", torch.int64: "i8", torch.bool: "?", torch.float16: "f2"}
 
     def zeros(t: torch.Tensor) -> torch.Tensor:
