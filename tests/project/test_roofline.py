@@ -108,7 +108,8 @@ def test_page():
     page = roofline_page.page({"llama-1b": {"title": "Llama", "samples": 4, "columns": columns}})
     assert "| `llama-1b` | 8.0 | 4.0 | 8.0 | 0.50 **below** | 1.00 | 1.0, 1.0 | 100% **above** | 66.8, 96.9 |" in page
     assert "| Cast | 2 | 8.00 | 1.00 | 0.00 | 8.00 |" in page
-    assert f"| `llama-1b` | Cast | 2 | 8.0 | {7e12 / roofline_account.BANDWIDTH:.1f} |" in page
+    assert f"| Operator | `llama-1b` |\n| --- | ---: |\n| Cast | {7e12 / roofline_account.BANDWIDTH:.1f} |" in page
+    assert "`llama-1b` 0.50 predicted, 1.45 measured" in page
 
 
 def test_other_builds_are_refused(monkeypatch):
