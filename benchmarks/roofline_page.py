@@ -1,0 +1,258 @@
+"""Writes docs/gpu-roofline.md: what benchmarks.roofline found of each row, beside the targets and what was measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from benchmarks.roofline_account import (
+    ATTENTION,
+    ATTENTION_DROPOUT,
+    BANDWIDTH,
+    LAUNCH,
+    PEAK_BANDWIDTH,
+    PEAK_PRODUCTS,
+    PRODUCTS,
+)
+
+OURS, ALONE, EAGER, INDUCTOR = "ours", "ours, the loss alone", "eager", "Inductor"
+ORDER = (OURS, ALONE, EAGER, INDUCTOR)
+#: ms of a step and GB of its peak on an H100: docs/benchmarks-gpu.md. GPT-2's of ours: before flash attention drops.
+MEASURED: dict[str, dict[str, tuple[float, float]]] = {
+    "llama-1b": {OURS: (66.8, 26.0), EAGER: (96.9, 25.6)},
+    "bert-large": {OURS: (190.0, 42.2), EAGER: (130.0, 27.0)},
+    "gpt2-medium": {OURS: (172.0, 42.8), EAGER: (143.0, 28.2)},
+}
+OLDER = ("gpt2-medium",)  # whose measured step had another plan
+OF_EAGER, OF_INDUCTOR, OF_INDUCTOR_PADDED, MEMORY = 1.3, 1.0, 1.4, 0.65
+LISTED = 12  # operators that cost most beyond their least bytes
+
+TOP = """# GPU roofline
+
+How long training steps should take on an H100, predicted without one: each kernel of a step with the bytes that it
+moves, the least bytes possible, its floating-point operations (FLOPs) and launches. The sum of the kernels is the
+predicted step. The same account is made of what eager PyTorch and Inductor (torch.compile) must move. Parameters are
+float32, steps run under bfloat16 autocast with `torch.optim.AdamW(fused=True)`.
+
+`ORTMODULE_BUILD=build/emulated python -m benchmarks.roofline [ROW...]` makes this page. It needs an emulated build
+([architecture/testing.md](architecture/testing.md)) and a few minutes a row; no weights have memory, and no step runs.
+Every single kernel is in a file a row that the command writes to `results/roofline`; here those of one operator are
+one line.
+
+## What is measured, what is predicted
+
+Nothing on this page is measured, except for the rates and the column that says so, which
+[benchmarks-gpu.md](benchmarks-gpu.md) has. Predicted is: a kernel takes the larger of bytes over bandwidth and FLOPs
+over the rate of its kind, and a launch where no CUDA graph starts it.
+"""
+
+RATES = [
+    ("Bandwidth of all kernels", f"{BANDWIDTH / 1e12:.2f} TB/s", f"{BANDWIDTH / PEAK_BANDWIDTH:.0%}",
+     "cross entropy of 8192 × 32,000 floats in 1.45 ms (2.2 TB/s), AdamW of 67 million parameters in 0.905 ms "
+     "(2.1 TB/s)"),
+    ("Products of 16-bit floats", f"{PRODUCTS / 1e12:.0f} TFLOP/s", f"{PRODUCTS / PEAK_PRODUCTS:.0%}",
+     "a linear layer, 8192 × 1024 to 4096, with gradients in 0.365 ms"),
+    ("Attention, scores not in memory", f"{ATTENTION / 1e12:.0f} TFLOP/s", f"{ATTENTION / PEAK_PRODUCTS:.0%}",
+     "cuDNN's: 8 × 1024 tokens, 16 heads of 64, causal, forward and backward in 0.26 ms"),
+    ("The same with dropout (flash)", f"{ATTENTION_DROPOUT / 1e12:.0f} TFLOP/s",
+     f"{ATTENTION_DROPOUT / PEAK_PRODUCTS:.0%}", "eager's in 0.440 ms, which has the host's time in it"),
+    ("Launch without a CUDA graph", f"{LAUNCH * 1e6:.0f} µs", "", "assumed"),
+]  # fmt: skip
+
+RULES = """
+The rates are those of single operators, and have some of the host's time in them: large products of a step are faster
+than that. All columns get the same rates, so quotients are worth more than milliseconds.
+
+Rules of the account:
+
+- **Ours** is the plan of the step for a GPU. An operand counts once a kernel, whatever reads it twice inside; of a
+  broadcast or a slice what is read. A result that nothing reads is not written. Gradients of norms read `dy` and `x`
+  twice, attention's backward has sums in float32, a linear layer's loss has the logits of 1024 rows at a time in
+  memory: the kernels do so. All but attention are in CUDA graphs. Casts are those of autocast on the CPU, which the
+  emulated GPU has.
+- **Ours, the loss alone**: the same where forward returns the loss and no logits.
+- **Eager** is a trace of ATen operators, forward and backward, with a GPU's autocast. Each reads its operands once and
+  writes its results once; attention is one kernel forward and three backward, with a mask as fast as without one (in
+  favour of eager).
+- **Inductor** is the same trace by a rule, not by Inductor: an operator that is no product, attention or gradient of an
+  embedding joins the kernel of the latest operator that it reads from, if that is such a one, too, of the same
+  direction, and their largest tensors have equally many elements. A kernel reads once what comes from elsewhere, and
+  writes what is read elsewhere. Values that backward computes again are not thought of; a reduction that needs a second
+  pass over its row counts as one pass (in favour of Inductor). Its peak memory is not predicted.
+- **AdamW**, fused, is the same in all columns: 28 bytes a parameter.
+- **Least bytes**: what would be left if all neighbouring kernels of one direction that are no products, attention or
+  gradients of embeddings were one kernel, reading once what comes from elsewhere and writing what is read elsewhere.
+- Peak memory is by the plan (`ortmodule.memory`), eager's by the storages alive in the trace, both with AdamW's states.
+"""
+
+ROW_PASSES = ("label_sparsity", "linear_loss", "padding_removal")
+WHY = """
+Why, as far as the plans say it:
+
+- A mask that is data (BERT's, and all with padding) keeps attention from being one operator on a GPU: scores are in
+  memory, with a softmax, a dropout and casts over them, and with their gradients.
+- On a GPU logits are not deferred (`ortmodule/runtime/compiled_graph.py`): where forward gives them back, each row of
+  them is wanted, so neither padding nor rows without labels are left out. On a CPU they are, after two calls whose
+  logits were not read.
+- Of constants a plan folds 64 MiB (`csrc/graph/build.c`). GPT-2 makes a causal mask of 1024² anew in each layer: what
+  it is made of fills that in the 15th. From the 16th layer on the mask is `Not` of a constant, which
+  `csrc/passes/attention_fusion.c` does not know as a causal one.
+"""
+
+
+def decided(rows: dict[str, Any]) -> list[str]:
+    """What decides most: how many layers' attention is one operator, and the passes that leave rows out."""
+    lines = [
+        "| Row | Attention as one operator | scores in memory | Passes that leave rows out | with the loss alone |",
+        "| --- | ---: | ---: | --- | --- |",
+    ]
+    for name, row in rows.items():
+        names = [k["name"] for k in row["columns"][OURS]["kernels"]]
+        fired = [
+            ", ".join(f"`{p}`" for p in ROW_PASSES if p in row["columns"][c].get("fired", {})) or "none"
+            for c in (OURS, ALONE)
+        ]
+        counts = names.count("FusedAttention"), names.count("MaskedSoftmax")
+        lines.append(f"| `{name}` | {counts[0]} | {counts[1]} | {fired[0]} | {fired[1]} |")
+    return lines
+
+
+def far_off(rows: dict[str, Any]) -> list[str]:
+    """How far predictions are from what was measured."""
+    lines = ["| Row | Step | Predicted, ms | Measured, ms | Predicted peak, GB | Measured, GB |",
+             "| --- | --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    for name, row in rows.items():
+        for column, (ms, peak) in MEASURED.get(name, {}).items():
+            found = row["columns"][column]
+            lines.append(
+                f"| `{name}` | {column} | {1e3 * totals(found)['seconds']:.1f} | {ms:g} | {found['peak'] / 1e9:.1f} | "
+                f"{peak:g} |"
+            )
+    return lines
+
+
+def totals(column: dict[str, Any]) -> dict[str, float]:
+    return {key: sum(k[key] for k in column["kernels"]) for key in ("count", "bytes", "least", "flops", "seconds")}
+
+
+def met(value: float, target: float, more: bool = True) -> str:
+    return "" if (value >= target if more else value <= target) else " **below**" if more else " **above**"
+
+
+def dense_or_padded(name: str) -> float:
+    return OF_INDUCTOR_PADDED if name.endswith("-padded") else OF_INDUCTOR
+
+
+def summary(rows: dict[str, Any]) -> list[str]:
+    """One line a row and way of ours: predicted, beside the targets and what was measured."""
+    lines = [
+        "| Row | Ours, ms | Eager, ms | Inductor, ms | × eager | × Inductor | Peak, GB: ours, eager | Share | "
+        "Measured, ms: ours, eager |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, row in rows.items():
+        ms = {c: 1e3 * totals(row["columns"][c])["seconds"] for c in ORDER}
+        eager_peak = row["columns"][EAGER]["peak"]
+        for column in (OURS, ALONE):
+            peak, mine = row["columns"][column]["peak"], ms[column]
+            seen = MEASURED.get(name, {}) if column == OURS else {}
+            cells = [
+                f"`{name}`" + (", the loss alone" if column == ALONE else ""), f"{mine:.1f}", f"{ms[EAGER]:.1f}",
+                f"{ms[INDUCTOR]:.1f}", f"{ms[EAGER] / mine:.2f}{met(ms[EAGER] / mine, OF_EAGER)}",
+                f"{ms[INDUCTOR] / mine:.2f}{met(ms[INDUCTOR] / mine, dense_or_padded(name))}",
+                f"{peak / 1e9:.1f}, {eager_peak / 1e9:.1f}",
+                f"{peak / eager_peak:.0%}{met(peak / eager_peak, MEMORY, more=False)}",
+                ", ".join(f"{seen[c][0]:g}" for c in (OURS, EAGER)) if seen else "–",
+            ]  # fmt: skip
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def by_operator(column: dict[str, Any]) -> list[list]:
+    """[operator, kernels, bytes, least bytes, FLOPs, seconds, seconds beyond the least], the longest first."""
+    found: dict[str, list] = defaultdict(lambda: [0, 0, 0, 0.0, 0.0, 0.0])
+    for k in column["kernels"]:
+        beyond = min(k["seconds"], (k["bytes"] - k["least"]) / BANDWIDTH)
+        for i, x in enumerate((k["count"], k["bytes"], k["least"], k["flops"], k["seconds"], beyond)):
+            found[k["name"]][i] += x
+    return sorted(([name, *row] for name, row in found.items()), key=lambda row: -row[5])
+
+
+def worst(rows: dict[str, Any]) -> list[str]:
+    """The operators of ours that take longest beyond their least bytes, in all rows together; a column is a row."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, row in rows.items():
+        for operator, *_, beyond in by_operator(row["columns"][OURS]):
+            found[operator][name] = 1e3 * beyond
+    lines = [
+        "| Operator | " + " | ".join(f"`{name}`" for name in rows) + " |",
+        "| --- |" + " ---: |" * len(rows),
+    ]
+    for operator, each in sorted(found.items(), key=lambda item: -sum(item[1].values()))[:LISTED]:
+        lines.append(f"| {operator} | " + " | ".join(f"{each.get(name, 0.0):.1f}" for name in rows) + " |")
+    return lines
+
+
+def scores(column: dict[str, Any]) -> float:
+    """Seconds of the kernels that stand for attention where scores are in memory."""
+    names = ("MaskedSoftmax", "SoftmaxGrad", "SoftmaxDropout", "SoftmaxDropoutGrad", "Softmax", "DropoutTrain")
+    return sum(k["seconds"] for k in column["kernels"] if k["name"] in names)
+
+
+def quotients(rows: dict[str, Any]) -> list[str]:
+    """How far the predicted quotients to eager are from the measured ones."""
+    found = []
+    for name, seen in MEASURED.items():
+        if name in rows and name not in OLDER:
+            predicted = [totals(rows[name]["columns"][c])["seconds"] for c in (EAGER, OURS)]
+            measured = seen[EAGER][0] / seen[OURS][0]
+            found.append(f"`{name}` {predicted[0] / predicted[1]:.2f} predicted, {measured:.2f} measured")
+    return ["Times as fast as eager: " + "; ".join(found) + ".", ""] if found else []
+
+
+def section(name: str, row: dict[str, Any]) -> list[str]:
+    lines = [f"## {row['title']} (`{name}`), {row['samples']} samples", ""]
+    lines += [
+        "| Step | Kernels | GB moved | Least GB | TFLOP | ms |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for column in ORDER:
+        t = totals(row["columns"][column])
+        lines.append(
+            f"| {column} | {t['count']} | {t['bytes'] / 1e9:.1f} | {t['least'] / 1e9:.1f} | {t['flops'] / 1e12:.1f} | "
+            f"{1e3 * t['seconds']:.1f} |"
+        )
+    for column in (OURS, EAGER):
+        title = "Ours" if column == OURS else "Eager"
+        lines += [
+            "", f"{title}, by operator:", "",
+            "| Operator | Kernels | GB moved | Least GB | TFLOP | ms |", "| --- | ---: | ---: | ---: | ---: | ---: |",
+        ]  # fmt: skip
+        for operator, kernels, moved, least, flops, seconds, _ in by_operator(row["columns"][column]):
+            lines.append(
+                f"| {operator} | {kernels} | {moved / 1e9:.2f} | {least / 1e9:.2f} | {flops / 1e12:.2f} | "
+                f"{1e3 * seconds:.2f} |"
+            )
+    return [*lines, ""]
+
+
+def page(rows: dict[str, Any]) -> str:
+    lines = [TOP, "| What | Rate | Share of the peak | Where it comes from |", "| --- | ---: | ---: | --- |"]
+    lines += ["| " + " | ".join(cells) + " |" for cells in RATES]
+    lines += [
+        RULES, "## Predicted steps", "",
+        f"Targets: {OF_EAGER} × eager; {OF_INDUCTOR} × Inductor with dense batches, {OF_INDUCTOR_PADDED} × with half",
+        f"padding; at most {MEMORY:.0%} of eager's peak memory. What misses one says so.", "",
+        *summary(rows), "",
+        "How far the account is from the steps that an H100 has measured (GPT-2's of ours was measured before flash",
+        "attention had dropout):", "", *far_off(rows), "",
+        *quotients(rows),
+        "## The next work", "",
+        "Milliseconds a step of ours beyond the least bytes, the operators that take most:", "", *worst(rows), "",
+        "Where attention keeps scores in memory, softmax, its gradient and dropout alone take, in milliseconds a step:",
+        ", ".join(f"`{name}` {1e3 * scores(row['columns'][OURS]):.1f}" for name, row in rows.items()) + ".", "",
+        "What decides most:", "", *decided(rows), WHY,
+    ]  # fmt: skip
+    for name, row in rows.items():
+        lines += section(name, row)
+    return "\n".join(lines).rstrip() + "\n"

@@ -1,0 +1,168 @@
+"""The kernels of a step of ours: from its plan for a GPU, which the emulated build makes without weights or a run."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from benchmarks.roofline_account import Kernel, attention_flops
+from ortmodule import ORTModule, _core
+from ortmodule.debug.peak import Peak, peak_of
+
+BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1,
+         "int8": 1}  # fmt: skip
+SPEC = re.compile(r"(float32|float64|bfloat16|float16|bool|int64|int32|uint8|int8)\[([0-9, ]*)\]")
+NODE = re.compile(r"((?:%\d+, |-, )*(?:%\d+)) = (\w+)\((.*)\) ([^()]*?)(?:  ; (.*))?$")
+OPERAND = re.compile(r"%(\d+)")
+BETWEEN = re.compile(r", (?![^\[]*\])")  # operands
+PRODUCTS = {"MatMul": 0, "MatMulBias": 0, "MatMulTotals": 0, "MatMulAdd": 1}  # which operand is the left one
+CAUSAL = "torch=2"
+SUM_OUT = 3  # of FusedNorm's results
+CHUNK_ROWS = 1024  # of a linear layer's loss
+
+
+def without_memory(model: nn.Module) -> nn.Module:
+    """A model on the meta device as one of zeros on the CPU, whose pages have no memory until written."""
+    kinds = {torch.float32: "f4", torch.int64: "i8", torch.bool: "?", torch.float16: "f2"}
+
+    def zeros(t: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(numpy.zeros(tuple(t.shape), kinds[t.dtype])) if t.is_meta else t
+
+    model._apply(zeros)
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    return model
+
+
+def plan_of(build: Callable[[], nn.Module], batch: dict[str, Any], autocast: torch.dtype | None) -> tuple[Any, Peak]:
+    """The plan of a training step for a GPU, and its peak with AdamW's state. Raises RuntimeError in another build."""
+    if not _core.emulated:
+        raise RuntimeError("a build with an emulated GPU is needed: ORTMODULE_BUILD=build/emulated")
+    ctypes.CDLL(str(Path(_core.__file__).parent / "libtorch_cuda.so"), ctypes.RTLD_GLOBAL)  # stands for torch's kernels
+    with torch.device("meta"):
+        model = build()
+    wrapped: Any = ORTModule(without_memory(model).train())
+    wrapped._ortmodule.compiler.checks = False
+    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        graph, call = wrapped._ortmodule.prepare((), batch)
+        plan = graph.sketch(call.shapes, lambda: call.inputs, None)
+    return plan, peak_of(graph, graph.executables.specs_for(call.shapes), plan, "adamw")
+
+
+def specs_in(text: str) -> list[tuple[str, tuple[int, ...]]]:
+    return [(kind, tuple(int(d) for d in dims.split(",") if d.strip())) for kind, dims in SPEC.findall(text)]
+
+
+def bytes_of(spec: tuple[str, tuple[int, ...]]) -> int:
+    return BYTES[spec[0]] * math.prod(spec[1])
+
+
+class Account:
+    """Reads the text of a plan. ``kernels``: in order; ``kept``: values that outlive the step."""
+
+    def __init__(self, text: str, instructions: dict[int, int]) -> None:
+        """``instructions``: {a node's first result: its instruction, -1 for a view}."""
+        self.kernels: list[Kernel] = []
+        self.kept: set[int] = set()
+        self.names: list[str] = []
+        self._specs: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self._base: dict[int, tuple[int, int]] = {}  # of a view: the value that has its memory, and bytes to read
+        self._backward = False
+        lines = text.splitlines()
+        nodes = [found for line in lines if (found := NODE.match(line))]
+        for line in lines:
+            if line.startswith("input"):
+                self._specs[int(OPERAND.search(line)[1])] = specs_in(line)[0]
+            elif line.startswith(("output", "grad", "write")):
+                self.kept |= {int(n) for n in OPERAND.findall(line.split("<-")[-1])}
+        self._used = {int(n) for found in nodes for n in OPERAND.findall(found[3])} | self.kept
+        for line in lines:
+            if line in ("forward", "backward"):
+                self._backward = line == "backward"
+            elif found := NODE.match(line):
+                self._node(found, instructions)
+        self.kept = {self._base.get(v, (v, 0))[0] for v in self.kept}
+
+    def _node(self, found: re.Match, instructions: dict[int, int]) -> None:
+        results = [int(n) for n in OPERAND.findall(found[1])]
+        specs = specs_in(found[4])
+        if found[2].startswith("FusedNorm") and len(specs) < len(results):
+            specs.insert(SUM_OUT, ("uint8", (0,)))  # the sum, where nothing is added
+        self._specs |= dict(zip(results, specs, strict=False))
+        operands = [int(n) for n in OPERAND.findall(found[3])]
+        if instructions.get(results[0], 0) < 0:
+            base, count = self._base.get(operands[0], (operands[0], bytes_of(self._specs[operands[0]])))
+            self._base[results[0]] = (base, min(count, bytes_of(self._specs[results[0]])))
+            return
+        kernel = Kernel(found[2], "stream", launch=False, backward=self._backward)
+        for v in operands:
+            base, count = self._base.get(v, (v, bytes_of(self._specs[v])))
+            kernel.reads[base] = max(kernel.reads.get(base, 0), count)
+        for text in BETWEEN.split(found[3]):
+            if (match := SPEC.match(text)) and text.startswith(match[0] + " of"):  # a constant, not a small one
+                kernel.reads[text] = bytes_of(specs_in(text)[0])
+        for v in results:
+            if v in self._used and v in self._specs:
+                kernel.writes[v] = bytes_of(self._specs[v])
+        kernel.size = max(math.prod(self._specs[v][1]) for v in operands + results if v in self._specs)
+        self._by_operator(kernel, found, operands, results)
+        self.kernels.append(kernel)
+        self.names.append(found[5] or "")
+
+    def _by_operator(self, kernel: Kernel, found: re.Match, operands: list[int], results: list[int]) -> None:
+        """Kind, FLOPs, and bytes where an operator does not read or write all of its tensors once."""
+        name, specs = found[2], self._specs
+        if name in PRODUCTS:
+            text = BETWEEN.split(found[3])[PRODUCTS[name]]
+            left = specs[int(text[1:].split()[0])] if text.startswith("%") else specs_in(text)[0]
+            kernel.flops = 2.0 * math.prod(specs[results[0]][1]) * left[1][-1]
+            kernel.kind = "product" if BYTES[left[0]] == 2 else "product float32"
+        elif name in ("FusedAttention", "FusedAttentionGrad"):
+            q, k, v = (specs[n] for n in operands[:3])
+            backward, dropout = name.endswith("Grad"), "ratio=0," not in found[3]
+            causal = CAUSAL in found[3]
+            kernel.flops = attention_flops(q[1], k[1], v[1][-1], causal, backward)
+            kernel.kind = "attention dropout" if dropout else "attention"
+            kernel.launch, kernel.count = True, 3 if backward else 1
+            kernel.more = 2 * 4 * math.prod(q[1]) if backward else 0  # sums of dq in float32, written and read
+        elif name == "Gather":
+            rows = sum(kernel.writes.values())
+            kernel.reads[operands[0]] = min(kernel.reads[operands[0]], rows)
+        elif name == "Embedding":
+            rows = sum(kernel.writes.values())
+            kernel.reads = {v: min(count, rows) for v, count in kernel.reads.items()}
+        elif name == "GatherGrad":
+            kernel.kind, kernel.count = "other", 3
+            kernel.more = 2 * sum(kernel.reads.values())  # sorts, and adds to rows that were zeroed
+        elif name in ("LayerNormGrad", "RMSNormGrad"):
+            kernel.count = 3  # sums over rows, their parts, then dx, which reads both once more
+            kernel.more = sum(bytes_of(specs[v]) for v in operands[:2])
+        elif name.startswith("LinearCrossEntropy"):
+            backward, (hidden, weight) = name.endswith("Grad"), self._linear(operands)
+            width = hidden[1][-1]
+            rows, classes = math.prod(hidden[1]) // width, math.prod(weight[1]) // width
+            chunks = -(-rows // CHUNK_ROWS)
+            kernel.kind = "product" if BYTES[hidden[0]] == 2 else "product float32"
+            kernel.flops = 2.0 * rows * width * classes * (3 if backward else 1)
+            kernel.more = rows * classes * (14 if backward else 8)  # logits of a chunk in float32, and rounded
+            kernel.more += 8 * width * classes * (chunks - 1) if backward else 0  # the weight's gradient, added to
+            kernel.count = chunks * (5 if backward else 2)
+
+    def _linear(self, operands: list[int]) -> list:
+        """Specs of the hidden states and of the weight: the two largest operands that have a float's type."""
+        floats = [self._specs[v] for v in operands if self._specs[v][0] not in ("int64", "int32", "bool")]
+        largest = sorted(floats, key=lambda spec: -math.prod(spec[1]))[:2]
+        return sorted(largest, key=floats.index)
+
+
+def kernels_of(plan: Any) -> Account:
+    instructions = {row[4][0]: row[6] for row in plan.graph() if row[4]}
+    return Account(plan.text(), instructions)

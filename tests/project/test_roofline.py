@@ -1,0 +1,118 @@
+"""The account of bytes and FLOPs (benchmarks.roofline), beside figures worked out by hand. tests/cuda has plans."""
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import roofline_account, roofline_aten, roofline_page, roofline_plan
+from benchmarks.roofline_account import BANDWIDTH, LAUNCH, PRODUCTS, Kernel, adamw, attention_flops, fused, least_bytes
+
+ROWS, IN, OUT = 4, 8, 16
+X, W, Y = 4 * ROWS * IN, 4 * OUT * IN, 4 * ROWS * OUT  # bytes
+PRODUCT = 2 * ROWS * IN * OUT  # FLOPs
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(IN, OUT, bias=False)
+
+    def forward(self, x):
+        return self.linear(x).tanh().sum()
+
+
+def counted(trace):
+    return [(k.name, k.bytes, k.flops) for k in trace.kernels]
+
+
+def test_eager():
+    trace, kept, peak = roofline_aten.trace_of(Small, {"x": torch.zeros(ROWS, IN)}, None)
+    assert counted(trace) == [
+        ("mm", X + W + Y, PRODUCT), ("tanh", 2 * Y, 0), ("sum", Y + 4, 0),
+        ("ones_like", 8, 0), ("tanh_backward", 4 + 2 * Y, 0), ("mm", Y + X + W, PRODUCT),
+    ]  # fmt: skip
+    # tanh and its sum are one kernel: it reads the product, and writes tanh for backward and the sum
+    one = fused(trace.kernels, kept, same_size=True)
+    assert [k.bytes for k in one] == [X + W + Y, 2 * Y + 4, 8, 4 + 2 * Y, Y + X + W]
+    # the input, the weight with two states and its gradient, the gradient of the product, the loss and its gradient
+    assert peak == X + 3 * W + W + Y + 8
+
+
+def test_eager_under_autocast():
+    """Operand and weight are cast, the gradient of the weight is cast back; a GPU sums in float32, so that the
+    gradient of the sum is cast, too."""
+    trace, _, _ = roofline_aten.trace_of(Small, {"x": torch.zeros(ROWS, IN)}, torch.bfloat16)
+    casts = sorted(k.bytes for k in trace.kernels if k.name == "_to_copy")
+    assert casts == sorted([X * 3 // 2, W * 3 // 2, Y * 3 // 2, W * 3 // 2, 4 + Y // 2])
+    assert [k.bytes for k in trace.kernels if k.name == "mm"] == [(X + W + Y) // 2] * 2
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(IN, 3 * IN)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (2, IN // 2)).transpose(1, 2) for t in self.linear(x).chunk(3, -1))
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).square().mean()
+
+
+def test_attention():
+    """One kernel forward; backward computes five products where forward has two; half of them are left out."""
+    trace, _, _ = roofline_aten.trace_of(Attending, {"x": torch.zeros(3, ROWS, IN)}, None)
+    once = 2 * 3 * 2 * ROWS * ROWS * (IN // 2)  # FLOPs of one product of [3, 2 heads]
+    found = {k.name: k for k in trace.kernels}
+    assert found["attention"].flops == 2 * once / 2 and found["attention backward"].flops == 5 * once / 2
+    sums = 4 * 3 * 2 * ROWS
+    assert sum(found["attention"].writes.values()) == 3 * X + sums
+    assert attention_flops((3, ROWS, 2, IN // 2), (3, ROWS, 1, IN // 2), IN // 2, False, False) == 2 * once
+
+
+def test_seconds():
+    """The larger of both, and a launch where no CUDA graph starts it."""
+    assert Kernel("a", "product", {0: 10**9}, {}, 1e6, launch=False).seconds == 10**9 / BANDWIDTH
+    assert Kernel("a", "product", {0: 10}, {}, 1e12, launch=False).seconds == 1e12 / PRODUCTS
+    assert Kernel("a", "stream", {}, {}, 0, count=2).seconds == 2 * LAUNCH
+    assert adamw(1000, 2).bytes == 28 * 1000
+
+
+#: What a plan prints: a norm with nothing to add, a slice, a broadcast, a result that nothing reads.
+PLAN = """\
+input %0 x float32[4, 8]
+input %1 w float32[8] grad
+%2, %3, %4, %5, %6 = FusedNorm(%0 x, %1 w, narrow=3) float32[4, 8], float32[4, 1], float32[4, 1], bfloat16[4, 8]
+%7 = StridedSlice(%6, starts=[0, 0], counts=[4, 2], steps=[1, 1]) bfloat16[4, 2]  ; /slice
+%8 = Expand(%7, [3, 4, 2]) bfloat16[3, 4, 2]  ; /expand
+%9 = Mul(%8, %8) bfloat16[3, 4, 2]  ; /mul
+%10 = MatMulAdd(%9, %8, bfloat16[2, 2] of ..., alpha=1) bfloat16[3, 4, 2]  ; /product
+output %9
+"""
+
+
+def test_plan():
+    found = roofline_plan.Account(PLAN, {2: 0, 7: -1, 8: -1, 9: 1, 10: 2})
+    norm, mul, product = found.kernels
+    assert norm.reads == {0: 128, 1: 32} and norm.writes == {6: 64}
+    assert mul.reads == {6: 16} and mul.writes == {9: 48}  # the slice of 8 elements, once
+    assert product.reads == {9: 48, 6: 16, "bfloat16[2, 2] of ...": 8} and product.writes == {}
+    assert product.flops == 2 * 24 * 2 and found.kept == {9}
+    assert least_bytes(found.kernels, found.kept) == [160 + 64, 48, 48 + 16 + 8]
+
+
+def test_page():
+    kernel = {"name": "Cast", "kind": "stream", "count": 2, "bytes": 8 * 10**9, "least": 10**9, "flops": 0.0,
+              "seconds": 4e-3}  # fmt: skip
+    slow = dict(kernel, seconds=8e-3)
+    columns = {name: {"kernels": [slow], "peak": 10**9} for name in roofline_page.ORDER}
+    columns["eager"] = {"kernels": [kernel], "peak": 10**9}
+    page = roofline_page.page({"llama-1b": {"title": "Llama", "samples": 4, "columns": columns}})
+    assert "| `llama-1b` | 8.0 | 4.0 | 8.0 | 0.50 **below** | 1.00 | 1.0, 1.0 | 100% **above** | 66.8, 96.9 |" in page
+    assert "| Cast | 2 | 8.00 | 1.00 | 0.00 | 8.00 |" in page
+    assert f"| Operator | `llama-1b` |\n| --- | ---: |\n| Cast | {7e12 / roofline_account.BANDWIDTH:.1f} |" in page
+    assert "`llama-1b` 0.50 predicted, 1.45 measured" in page
+
+
+def test_other_builds_are_refused(monkeypatch):
+    monkeypatch.setattr(roofline_plan._core, "emulated", False, raising=False)
+    with pytest.raises(RuntimeError, match="emulated GPU is needed"):
+        roofline_plan.plan_of(Small, {"x": torch.zeros(1, IN)}, None)
