@@ -318,11 +318,10 @@ class _Flat(nn.Module):
         own = tensors[: len(tensors) - len(self.resized)]  # of the call
         self.attributes = TensorReads(given_to(self.tree, own), self.mode.is_made)
         self.effects = SideEffects(around, self.containers, (args, kwargs), self.arguments, own, self.regions)
-        known = tensors, parameters, self.copies.values(), self.counters.values()
         try:
             with (
-                self.mode.looking(*known), self.chance.looking(),
-                self.recorder.numbers.converting(self.recorder),
+                self.mode.looking(tensors, parameters, self.copies.values(), self.counters.values()),
+                self.chance.looking(), self.recorder.numbers.converting(self.recorder),
                 object_reads.watched(self.recorder, around.values, self.before.values()),
                 self.attributes.watched(),
             ):  # fmt: skip
