@@ -140,7 +140,7 @@ static order_key *const orders[] = {by_size, by_size_and_life, life};
 /* Looking further than this for a smaller peak costs more than it gains (the unit is one step of lowest_free: 5 ns). */
 enum { MAX_STEPS = 1000000 };
 /* And a search that takes longer is given up; some tens of steps for a block are the rule. */
-enum { MAX_STEPS_OF_ALL = 20 * MAX_STEPS, MAX_STEPS_OF_A_BLOCK = 1000 };
+enum { MAX_STEPS_OF_ALL = 2 * MAX_STEPS, MAX_STEPS_OF_A_BLOCK = 200 };
 static bool good_enough(int64_t peak, int64_t bound) { return peak - bound <= bound / 100; }
 
 typedef struct rank {

@@ -10,8 +10,7 @@ status plan_peak(ctx *c, const plan *p, int *at, int64_t *bytes) {
     int64_t *change;
 
     TRY(NEW(c, change, p->n_code + 1));
-    for (int i = 0; i < p->n_blocks; i++)
-        sweep_add(change, p->blocks[i].first, p->blocks[i].last, p->blocks[i].bytes);
+    for (int i = 0; i < p->n_blocks; i++) sweep_add(change, p->blocks[i].first, p->blocks[i].last, p->blocks[i].bytes);
     *bytes = sweep_most(change, p->n_code, at);
     return OK;
 }

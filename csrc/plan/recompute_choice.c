@@ -230,7 +230,7 @@ static status find_stashed(ctx *c, const recompute_problem *p, const recompute_o
 }
 
 /* A move is a round of its own where that is not more work than this, in steps of one key; there are some rounds anyway. */
-enum { WORK_OF_ROUNDS = 4000000, LEAST_ROUNDS = 64, ALSO_FAILED = 4 /* rounds for each that lowers the peak */ };
+enum { WORK_OF_ROUNDS = 4000000, LEAST_ROUNDS = 64, ALSO_FAILED = 2 /* rounds for each that lowers the peak */ };
 
 static void set_rounds(search *x, int moves) {
     int rounds = WORK_OF_ROUNDS / (x->s->p->n_steps + 1);
@@ -279,4 +279,3 @@ status recompute_to(ctx *c, const recompute_problem *p, const recompute_option *
     chooser_result(&s, &l, out);
     return OK;
 }
-

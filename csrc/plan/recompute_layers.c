@@ -1,7 +1,12 @@
 /* recompute_layers.c -- finds layers of forward by repetition, and makes again what lies inside of them. */
 #include "plan/recompute_simulation.h"
 
-enum { SHORTEST_PERIOD = 2, LONGEST_PERIOD = 512 /* steps of a layer */, MOST_GROUPS = 64, LOOKS = 64 /* for a step */ };
+enum {
+    SHORTEST_PERIOD = 2,
+    LONGEST_PERIOD = 512 /* steps of a layer */,
+    MOST_GROUPS = 64,
+    LOOKS = 64 /* for a step */
+};
 
 /* A stretch of forward that repeats: `count` times `period` steps. */
 typedef struct layers {
@@ -54,7 +59,7 @@ static int64_t bytes_between(const chooser *s, const int *last, const layers *x,
 typedef struct search {
     chooser s;
     lives l;
-    int *last; /* [value] the last step of forward that reads it */
+    int *last;  /* [value] the last step of forward that reads it */
     int groups; /* of layers that are still looked for */
     bool stash; /* keeps what layers give to those behind them even if backward would not read it */
 } search;

@@ -198,7 +198,8 @@ static int size_of_tests(bool *print) {
 
 static void check_doubling(const char *name, family *make, int rows, const recompute_request *again) {
     bool print;
-    const int size = size_of_tests(&print);
+    /* What is chosen to be computed again takes the work of a few nodes until there are some thousand of them. */
+    const int size = size_of_tests(&print) * (again->list ? 2 : 1);
     plan_of(make, size / 2, rows, again);
     const effort small = plan_of(make, size, rows, again), large = plan_of(make, 2 * size, rows, again);
     const double work = (double)large.blocks / (double)small.blocks, memory = (double)large.bytes / (double)small.bytes;
@@ -275,7 +276,8 @@ static uint64_t effort_of_lives(int count) {
             x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
             time[k] = (int)((x >> 33) % (uint64_t)count);
         }
-        lives[i] = (interval){.first = time[0] < time[1] ? time[0] : time[1], .last = time[0] < time[1] ? time[1] : time[0]};
+        lives[i] =
+            (interval){.first = time[0] < time[1] ? time[0] : time[1], .last = time[0] < time[1] ? time[1] : time[0]};
         lives[i].bytes = 1 + (int64_t)(x >> 40);
     }
     effort_begin();
