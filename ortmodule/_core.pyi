@@ -87,6 +87,7 @@ class Model:
         budget: int = 0,
         any_size: bool = False,
         clusters: Sequence[tuple[str, int, int]] | None = None,
+        triton: tuple | None = None,
     ) -> Plan:
         """A plan for these types and shapes, with ``any_size`` also of more memory than there is; -1 is the CPU."""
 

@@ -122,6 +122,7 @@ struct graph {
     int64_t folded,
         fold_most;       /* bytes of results that were computed while the graph was made; 0, or the most of them */
     bool padding_unseen; /* the caller reads no results of tokens that are padding */
+    const struct triton_rules *triton; /* what becomes Triton kernels (graph/triton.h); NULL: nothing */
     bool as_written;     /* nothing is simplified (passes/clean_up.c) */
     bool cuda;           /* it will run on a GPU */
     bool specialised;

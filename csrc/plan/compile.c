@@ -31,6 +31,7 @@ static status graph_for(ctx *c, const compile_options *o, graph **out) {
     (*out)->host = o->host;
     (*out)->cuda = o->cuda;
     (*out)->padding_unseen = o->padding_unseen;
+    (*out)->triton = o->triton;
     (*out)->as_written = o->disabled_passes & pass_bit("clean_up");
     return OK;
 }

@@ -160,7 +160,7 @@ static int parse_request(PyObject *clusters, int goal, recompute_request *out) {
 PyDoc_STRVAR(plan_doc,
              "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None,\n"
              "     padding_unseen=False, device=-1, recompute=0, budget=0, any_size=False,\n"
-             "     clusters=None) -> Plan\n\n"
+             "     clusters=None, triton=None) -> Plan\n\n"
              "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
              "output_grads: which outputs receive a gradient; None plans inference only.\n"
              "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
@@ -172,6 +172,8 @@ PyDoc_STRVAR(plan_doc,
              "any_size: no MemoryError where this machine has no memory for the plan's runs.\n"
              "clusters: [(name, strategy, count), ...], what is computed again with recompute=0; the plan lists its\n"
              "clusters, unless it is None.\n"
+             "triton: what becomes Triton kernels, (least nodes, constants in the text, widest row, [(operator,\n"
+             "classes of operands, does it not count, [(attribute, what it has to be, numbers), ...]), ...]).\n"
              "device: the number of a GPU; -1 is the CPU.");
 
 /* Nothing of a plan is refused when it runs. */
@@ -196,10 +198,13 @@ static status make_plan(ctx *c, const graph *g, const input_spec *specs, const c
 }
 
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes",    "host", "padding_unseen",
-                     "device", "recompute",  "budget",       "any_size",        "clusters", NULL};
+    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes",    "host",   "padding_unseen",
+                     "device", "recompute",  "budget",       "any_size",        "clusters", "triton", NULL};
     module_state *m = state_of((PyObject *)Py_TYPE(object));
     PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *from_host = NULL, *clusters = Py_None, *result = NULL;
+    PyObject *triton = Py_None;
+    const struct triton_rules *rules = NULL;
+    ctx of_rules;
     int64_t sizes[MOST_SIZES];
     int n_sizes = 0, device = ON_CPU, unseen = 0, any_size = 0, goal = RECOMPUTE_NOTHING;
     unsigned long long off = 0;
@@ -213,9 +218,11 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     status s;
 
     ctx_init(&c);
-    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiLpO:plan", names, &inputs, &needs, &grads, &off,
-                                           &known, &from_host, &unseen, &device, &goal, &budget, &any_size, &clusters))
+    if (!g ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiLpOO:plan", names, &inputs, &needs, &grads, &off, &known,
+                                     &from_host, &unseen, &device, &goal, &budget, &any_size, &clusters, &triton))
         return NULL;
+    ctx_init(&of_rules);
     specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
     needed = calloc((size_t)g->n_inputs + 1, sizeof *needed);
     flags = calloc((size_t)g->n_outputs + 1, sizeof *flags);
@@ -227,6 +234,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     if (parse_specs(inputs, g->n_inputs, specs) < 0) goto done;
     if (parse_flags(needs, g->n_inputs, "needs_grad flags", "inputs", needed) < 0) goto done;
     if (parse_request(clusters, goal, &again) < 0) goto done;
+    if (parse_triton_rules(&of_rules, triton, &rules) < 0) goto done;
     for (int i = 0; i < g->n_inputs; i++) specs[i].needs_grad = needed[i];
     if (grads != Py_None && parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", flags) < 0) goto done;
     {
@@ -237,6 +245,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
                              .sizes = sizes,
                              .host = python_host_init(&from_python, from_host),
                              .padding_unseen = unseen,
+                             .triton = rules,
                              .cuda = device != ON_CPU,
                              .any_size = any_size,
                              .again = again};
@@ -248,6 +257,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
 
 done:
     ctx_release(&c);
+    ctx_release(&of_rules);
     free(specs);
     free(needed);
     free(flags);
