@@ -25,7 +25,7 @@ from ortmodule.core.torch_private import raw_stream
 from ortmodule.engine.autotune import Tuning
 from ortmodule.host.host_node import Calls, Known, Node
 from ortmodule.triton_kernels import maker
-from ortmodule.triton_kernels.rules import Rules
+from ortmodule.triton_kernels.use import PASSES_OFF, TritonUse
 
 #: What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
 ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
@@ -375,7 +375,7 @@ class Session:
         graphs: bool = False,
         tuning: Tuning | None = None,
         memory: MemoryGoal | None = None,
-        triton: Rules | None = None,
+        triton: TritonUse | None = None,
     ) -> None:
         """``without``: names of passes that are not to run. KeyError for one that there is not. ``nodes``: those that
         PyTorch runs, by their numbers in the model. ``padding_unseen``: results for tokens that are padding may be
@@ -477,11 +477,15 @@ class Session:
             self.triton = None
         if self.triton is not None:
             maker.install()
+            off = self.disabled | sum(_core.passes()[name] for name in PASSES_OFF)
             try:
-                return self.model.plan(*given, self.triton)
+                plan = self.model.plan(*given[:3], off, *given[4:], self.triton.rules)
             except TritonError as error:
                 warn_once(f"ORTMODULE_USE_TRITON: {error}; the engine's own kernels run instead")
                 self.triton = None
+            else:
+                self.triton.save(plan)
+                return plan
         return self.model.plan(*given)
 
     def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> Callable[[], Any]:

@@ -71,6 +71,8 @@ class _Writer:
         self.program, self.reach, self.wanted = program, reach, wanted
         self.is_wide, self.seed_there = "w" in flags, "s" in flags
         self.index = "tl.int64" if self.is_wide else "tl.int32"
+        #: Of a single number: a block, since the interpreter makes floats of conditions that are none.
+        self.one = "[1, 1]" if program.has_rows else "[1]"
         self.lines: list[str] = []
         self.values: dict[int, Term] = {}
         self.sums = [r for step in program.steps for r in step.results if r and r.letter == "C"]
@@ -165,12 +167,12 @@ class _Writer:
             first, second = (f"param{step.params}_{i}" for i in (0, 1))
             kind = self.computed_class(step)
             of_bits = ".to(tl.int64).to(tl.float64, bitcast=True)"
-            self.put(f"p{step.params}_0 = {first}{of_bits}.to({CLASSES[kind]})")
+            self.put(f"p{step.params}_0 = tl.broadcast_to({first}{of_bits}.to({CLASSES[kind]}), {self.one})")
             if step.draws:
                 self.put(f"key{step.params} = ({second}.to(tl.int64) & 0xFFFFFFFF).to(tl.uint32)")
                 self.put(f"least{step.params} = ({second}.to(tl.int64) >> 32).to(tl.uint32)")
             else:
-                self.put(f"p{step.params}_1 = {second}{of_bits}.to({CLASSES[kind]})")
+                self.put(f"p{step.params}_1 = tl.broadcast_to({second}{of_bits}.to({CLASSES[kind]}), {self.one})")
         if self.program.draws and self.seed_there:
             self.put("seed = tl.load(seed_at)", "low = seed.to(tl.uint32)", "high = (seed >> 32).to(tl.uint32)")
         elif self.program.draws:
@@ -202,7 +204,7 @@ class _Writer:
             "C": ("columns", "is_column"),
         }.get(how, ("", "is_there"))
         if how == "S":
-            loaded = f"tl.load(in{i})"
+            loaded = f"tl.broadcast_to(tl.load(in{i}), {self.one})"
         else:
             if how.isdigit():
                 place = self.offset(i, int(how))
@@ -230,10 +232,10 @@ class _Writer:
             written = repr(value).replace("inf", "float('inf')").replace("nan", "float('nan')")
             if kind == "bool":
                 self.values[number] = Term(f"v{number}", True)
-                self.put(f"v{number} = tl.full([], {value != 0}, tl.int1)")
+                self.put(f"v{number} = tl.full({self.one}, {value != 0}, tl.int1)")
             else:
                 self.values[number] = Term(f"v{number}")
-                self.put(f"v{number} = tl.full([], {written}, {CLASSES[COMPUTED.get(kind, kind)]})")
+                self.put(f"v{number} = tl.full({self.one}, {written}, {CLASSES[COMPUTED.get(kind, kind)]})")
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

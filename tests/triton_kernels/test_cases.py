@@ -5,13 +5,14 @@ from functools import cached_property
 import pytest
 
 from ortmodule.triton_kernels.rules import all_rules
+from ortmodule.triton_kernels.use import TritonUse
 from tests.ops.cases import FAMILIES
 from tests.ops.harness import Trial
 
 #: Families with operators that become kernels.
 OF_KERNELS = ("activation", "binary", "compare", "norm", "random", "reduce", "select", "softmax", "unary", "fused")
 #: A kernel of one node, too: each operator alone.
-RULES = all_rules()._replace(min_nodes=1)
+EACH_NODE = TritonUse(all_rules()._replace(min_nodes=1), False)
 CASES = [
     pytest.param(case, dtype, id=f"{family}-{case.label}-{dtype}")
     for family in OF_KERNELS
@@ -24,7 +25,7 @@ class TritonTrial(Trial):
     @cached_property
     def session(self):
         session = super().session
-        session.triton = RULES
+        session.triton = EACH_NODE
         return session
 
 

@@ -164,7 +164,8 @@ static void put(writer *w, const char *format, ...) __attribute__((format(printf
 static void put(writer *w, const char *format, ...) {
     va_list list;
     va_start(list, format);
-    const int n = vsnprintf(w->text + w->length, w->room - w->length, format, list);
+    const size_t left = w->length < w->room ? w->room - w->length : 0;
+    const int n = vsnprintf(left ? w->text + w->length : NULL, left, format, list);
     va_end(list);
     if (n > 0) w->length += (size_t)n;
 }
@@ -309,6 +310,24 @@ static status put_program(graph *g, const triton_chain *ch, writer *w) {
     return w->length < w->room ? OK : fail(g->c, E_INVALID, "a Triton kernel's program is too long");
 }
 
+/* The nodes as they were, for a look at them. */
+static status original_of(graph *g, const triton_chain *ch, const char **out) {
+    writer w = {.room = (size_t)ch->n_nodes * (NAME_BYTES * 4 + SHAPE_TEXT) + 1};
+    char text[SHAPE_TEXT];
+
+    TRY(NEW(g->c, w.text, w.room));
+    for (int i = 0; i < ch->n_nodes; i++) {
+        const node *n = ch->nodes[i];
+        put(&w, "%%%d = %.*s(", n->out[0] ? n->out[0]->id : -1, NAME_BYTES, n->op->name);
+        for (int j = 0; j < n->n_in; j++) put(&w, "%s%%%d", j ? ", " : "", n->in[j] ? n->in[j]->id : -1);
+        if (n->out[0]) put(&w, ") %s%s", dtype_name(n->out[0]->type), shape_text(&n->out[0]->shape, text));
+        put(&w, "  %.*s\n", NAME_BYTES, n->name ? n->name : "");
+        if (w.length >= w.room) break;
+    }
+    *out = w.text;
+    return OK;
+}
+
 /* What the node's result becomes for those who read it. */
 static status restore(graph *g, const value *as, char letter, value **v) {
     static const int64_t first[] = {0};
@@ -324,6 +343,7 @@ status triton_emit(graph *g, const triton_chain *ch, value **out) {
     triton_chain settled = *ch;
     const int64_t *dims = ch->rows.shape.dim;
     int64_t types[TRITON_GIVES], letters[TRITON_GIVES], programs;
+    const char *original;
     writer *w;
 
     TRY(NEW(g->c, w, 1));
@@ -331,12 +351,14 @@ status triton_emit(graph *g, const triton_chain *ch, value **out) {
     programs = rows_of(&settled) < PROGRAMS ? rows_of(&settled) : PROGRAMS;
     if (ch->rows.kept < 0) settled.rows.kept = -1;
     TRY(put_program(g, &settled, w));
+    TRY(original_of(g, ch, &original));
     for (int i = 0; i < ch->n_gives; i++) {
         letters[i] = w->letters[place_of(w->made, w->n_made, ch->gives[i])];
         types[i] = letters[i] == 'C' && ch->gives[i]->type != F64 ? F32 : ch->gives[i]->type;
     }
     const attr attrs[] = {
         STRING("program", w->text),
+        STRING("original", original),
         {.name = "params", .kind = ATTR_FLOATS, .count = 2 * w->n_params, .floats = w->params},
         INTS("draws", w->n_params, w->draws),
         INTS("types", ch->n_gives, types),
