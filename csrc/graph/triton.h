@@ -18,7 +18,7 @@ typedef struct triton_condition {
 typedef struct triton_operator {
     const char *name;
     unsigned classes; /* of the last operand's elements, a set of tile_class (ops/pointwise/pointwise.h) */
-    bool is_no_op; /* does not count among the nodes of a kernel */
+    bool is_no_op;    /* does not count among the nodes of a kernel */
     int n_conditions;
     const triton_condition *conditions;
 } triton_operator;
@@ -26,6 +26,7 @@ typedef struct triton_operator {
 typedef struct triton_rules {
     int n_operators, min_nodes;
     const triton_operator *operators;
+    bool flash;     /* attention is a kernel, too */
     bool inlines;   /* constants of one element are part of a kernel's text */
     int64_t widest; /* the most elements of a row */
 } triton_rules;

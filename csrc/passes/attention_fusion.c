@@ -10,6 +10,7 @@
  * generator: the numbers are others than those of the operators one by one. */
 #include "passes/pipeline.h"
 
+#include "graph/triton.h"
 #include "ops/queries.h"
 
 #include <math.h>
@@ -23,7 +24,7 @@ typedef struct attention {
     double scale, ratio;
     int64_t key;
     bool safe;
-    torch_attention torch;
+    torch_attention torch, triton; /* which kernel is asked for */
 } attention;
 
 /* Before a cast between a 16-bit type and float32. */
@@ -216,10 +217,15 @@ static status emit_attention(graph *g, const attention *a, const node *root, val
     value *in[] = {NULL, NULL, NULL, a->allowed, a->bias}, *y[3];
 
     TRY(emit_operands(g, a, in));
-    TRY(graph_emit(g, "FusedAttention",
-                   NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key),
-                              INT("safe", a->safe), INT("torch", a->torch)),
-                   5, in, a->torch && a->ratio > 0 ? 3 : 2, y));
+    if (a->triton) {
+        const attr *attrs = NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key),
+                                       INT("safe", a->safe), INT("triton", a->triton));
+        TRY(graph_emit(g, "FusedAttention", attrs, 5, in, 2, y));
+    } else
+        TRY(graph_emit(g, "FusedAttention",
+                       NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key),
+                                  INT("safe", a->safe), INT("torch", a->torch)),
+                       5, in, a->torch && a->ratio > 0 ? 3 : 2, y));
     for (const use *u = root->out[0]->uses; u; u = u->next) /* tokens first is what its reader wants */
         if (node_swaps_middle_axes(u->user) && u->user->out[0]->n_uses) TRY(graph_replace(g, u->user->out[0], y[0]));
     return tokens_first(g, y[0], out);
@@ -275,6 +281,18 @@ static torch_attention by_torch(const graph *g, const attention *a, bool paying)
     return !a->allowed || (q->dim[2] == v->dim[2] && is_causal(a->allowed, q->dim[2])) ? keys : TORCH_NONE;
 }
 
+/* Triton's flash attention, where a module asks for it: with masks, biases and dropout, but the gradient of a bias only where
+ * that has the shape of the scores. */
+static torch_attention by_triton(const graph *g, const attention *a) {
+    const shape *q = &a->q->shape, *v = &a->v->shape;
+    const shape scores = SHAPE(q->dim[0], q->dim[1], q->dim[2], v->dim[2]);
+
+    if (!g->triton || !g->triton->flash || a->q->type == F64 || of_some_rows(a->q)) return TORCH_NONE;
+    if (q->dim[3] > FUSED_ATTENTION_WIDTH || v->dim[3] > FUSED_ATTENTION_WIDTH) return TORCH_NONE;
+    if (a->bias && a->bias->needs_grad && !shape_equal(&a->bias->shape, &scores)) return TORCH_NONE;
+    return a->allowed && q->dim[2] == v->dim[2] && is_causal(a->allowed, q->dim[2]) ? TORCH_CAUSAL : TORCH_ALL;
+}
+
 enum { LONG = 1024 };
 
 static bool pays(const graph *g, const attention *a) {
@@ -292,6 +310,7 @@ static status fuse(graph *g, value *const v[], const node *root, where place, va
     if (!find_attention(v[WEIGHTS], &a) || !fits(&a, root) || !bias_fits(&a)) return OK;
     if (place == BY_FLASH_WITH_DROPOUT && a.ratio == 0) return OK;
     TRY(bias_to_mask(g, &a));
+    if ((a.triton = by_triton(g, &a))) return emit_attention(g, &a, root, out);
     if (a.ratio == 0 || place == BY_FLASH_WITH_DROPOUT) a.torch = by_torch(g, &a, place != ALWAYS);
     if (place == BY_FLASH_WITH_DROPOUT && !a.torch) return OK;
     return place == ALWAYS || a.torch || pays(g, &a) ? emit_attention(g, &a, root, out) : OK;

@@ -157,24 +157,25 @@ static int parse_request(PyObject *clusters, int goal, recompute_request *out) {
     return bad;
 }
 
-PyDoc_STRVAR(plan_doc,
-             "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None,\n"
-             "     padding_unseen=False, device=-1, recompute=0, budget=0, any_size=False,\n"
-             "     clusters=None, triton=None) -> Plan\n\n"
-             "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
-             "output_grads: which outputs receive a gradient; None plans inference only.\n"
-             "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
-             "output, the next of them: run it and ask again.\n"
-             "host: knows the nodes of Python's, if there are any (ortmodule/host/host_node.py).\n"
-             "padding_unseen: results for tokens that are padding may be zeros.\n"
-             "recompute: 1, backward computes layers again; 2, all that needs less memory.\n"
-             "budget: bytes that the arena and the results may have; MemoryError where they cannot.\n"
-             "any_size: no MemoryError where this machine has no memory for the plan's runs.\n"
-             "clusters: [(name, strategy, count), ...], what is computed again with recompute=0; the plan lists its\n"
-             "clusters, unless it is None.\n"
-             "triton: what becomes Triton kernels, (least nodes, constants in the text, widest row, [(operator,\n"
-             "classes of operands, does it not count, [(attribute, what it has to be, numbers), ...]), ...]).\n"
-             "device: the number of a GPU; -1 is the CPU.");
+PyDoc_STRVAR(
+    plan_doc,
+    "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None,\n"
+    "     padding_unseen=False, device=-1, recompute=0, budget=0, any_size=False,\n"
+    "     clusters=None, triton=None) -> Plan\n\n"
+    "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
+    "output_grads: which outputs receive a gradient; None plans inference only.\n"
+    "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
+    "output, the next of them: run it and ask again.\n"
+    "host: knows the nodes of Python's, if there are any (ortmodule/host/host_node.py).\n"
+    "padding_unseen: results for tokens that are padding may be zeros.\n"
+    "recompute: 1, backward computes layers again; 2, all that needs less memory.\n"
+    "budget: bytes that the arena and the results may have; MemoryError where they cannot.\n"
+    "any_size: no MemoryError where this machine has no memory for the plan's runs.\n"
+    "clusters: [(name, strategy, count), ...], what is computed again with recompute=0; the plan lists its\n"
+    "clusters, unless it is None.\n"
+    "triton: what becomes Triton kernels, (least nodes, constants in the text, flash attention, widest row, [(operator,\n"
+    "classes of operands, does it not count, [(attribute, what it has to be, numbers), ...]), ...]).\n"
+    "device: the number of a GPU; -1 is the CPU.");
 
 /* Nothing of a plan is refused when it runs. */
 static status check_there(ctx *c, const plan *p, int device) {

@@ -75,11 +75,11 @@ int parse_triton_rules(ctx *c, PyObject *given, const triton_rules **out) {
     triton_rules *rules;
     PyObject *list;
     long long widest;
-    int least, inlines;
+    int least, inlines, flash;
 
     *out = NULL;
     if (given == Py_None) return 0;
-    if (!PyArg_ParseTuple(given, "ipLO:rules", &least, &inlines, &widest, &list)) return -1;
+    if (!PyArg_ParseTuple(given, "ippLO:rules", &least, &inlines, &flash, &widest, &list)) return -1;
     const Py_ssize_t n = PySequence_Size(list);
     if (n < 0) return -1;
     if (NEW(c, rules, 1) != OK || NEW(c, operators, n + 1) != OK) return fail_allocation();
@@ -89,8 +89,12 @@ int parse_triton_rules(ctx *c, PyObject *given, const triton_rules **out) {
         Py_XDECREF(item);
         if (bad) return -1;
     }
-    *rules = (triton_rules){
-        .n_operators = (int)n, .min_nodes = least, .operators = operators, .inlines = inlines, .widest = widest};
+    *rules = (triton_rules){.n_operators = (int)n,
+                            .min_nodes = least,
+                            .operators = operators,
+                            .inlines = inlines,
+                            .flash = flash,
+                            .widest = widest};
     *out = rules;
     return 0;
 }
@@ -118,8 +122,8 @@ static status interpret(ctx *c, const triton_launch *l) {
     PyObject *arguments = arguments_of(l), *done = NULL;
 
     if (arguments)
-        done = PyObject_CallMethod(process_object, "interpret", "ssLLLO", l->program, l->how, (long long)l->rows,
-                                   (long long)l->width, (long long)l->programs, arguments);
+        done = PyObject_CallMethod(process_object, "interpret", "ssLLLLO", l->program, l->how, (long long)l->rows,
+                                   (long long)l->width, (long long)l->programs, (long long)l->times, arguments);
     const status s = done ? OK : failed(c);
     Py_XDECREF(arguments);
     Py_XDECREF(done);

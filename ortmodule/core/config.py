@@ -305,7 +305,8 @@ class Config:
     )
     use_flash_attention: bool = _setting(
         FLAG, False,
-        "flash attention written in Triton", exists=False,
+        "attention is a flash attention written in Triton, forward and backward, with masks, biases, dropout and groups of "
+        "heads; needs `USE_TRITON`",
     )
     enable_tuning: bool = _setting(
         FLAG, False,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,8 +58,28 @@ def _range(*bounds: Any) -> range:
     return range(*(int(b.handle.data.item()) if hasattr(b, "handle") else int(b) for b in bounds))
 
 
+@functools.cache
+def _round_as_gpus_do() -> None:
+    """The interpreter cuts float32 to bfloat16, and makes others of its small numbers; here they are rounded."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    cut = interpreter._convert_float
+
+    def convert(given: np.ndarray, from_type: Any, to_type: Any, mode: Any) -> np.ndarray:
+        names = str(from_type), str(to_type)
+        if names == ("fp32", "bf16"):
+            rounded = torch.from_numpy(np.ascontiguousarray(given)).to(torch.bfloat16)
+            return rounded.view(torch.int16).numpy().view(np.uint16)
+        if names == ("bf16", "fp32"):
+            bits = np.ascontiguousarray(given).view(np.int16)
+            return torch.from_numpy(bits).view(torch.bfloat16).float().numpy()
+        return cut(given, from_type, to_type, mode)
+
+    interpreter._convert_float = convert
+
+
 def complete(namespace: dict[str, Any]) -> None:
     """Gives a kernel's globals what the interpreter lacks."""
+    _round_as_gpus_do()
     namespace |= {"libdevice": Libdevice(), "range": _range}
 
 
@@ -64,6 +87,4 @@ def is_on() -> bool:
     """Was Triton imported, or will it be, to interpret kernels?"""
     if "triton" in sys.modules:
         return bool(sys.modules["triton"].knobs.runtime.interpret)
-    import os
-
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")

@@ -17,6 +17,7 @@ import torch
 from ortmodule import _core
 from ortmodule.core.errors import TritonError
 from ortmodule.triton_kernels import interpreted
+from ortmodule.triton_kernels.attention import FIRST, Attention, kernels
 from ortmodule.triton_kernels.source import Source, source_of
 
 #: Elements that a block of the kernel takes, as long as rows are not longer.
@@ -94,10 +95,44 @@ def function_of(source: Source) -> Any:
     return namespace[source.name]
 
 
+class Job(NamedTuple):
+    """A kernel to be compiled or run. ``constants``: what is fixed in it; ``arguments``: {name: Triton's type}."""
+
+    function: Any
+    arguments: dict[str, str]
+    constants: dict[str, int | bool]
+    block: int
+    warps: int
+    stages: int
+
+
+def chain_job(program: str, how: str, width: int) -> Job:
+    """A kernel of csrc/ops/chains/triton.c."""
+    source, has_rows, room = source_of(program, how), program.startswith("rows"), room_of(width)
+    shape = shape_of(has_rows, room)
+    constants = {"BLOCK": shape.block} | ({"ROOM": room} if has_rows else {})
+    return Job(_functions(program, how), source.arguments, constants, *shape)
+
+
+def attention_job(program: str) -> Job:
+    """A kernel of csrc/ops/attention/triton_attention.c."""
+    wanted, module = Attention.of(program), kernels()
+    if interpreted.is_on():
+        interpreted.complete(module.__dict__)
+    block, other, warps, stages = wanted.cut()
+    function = getattr(module, wanted.kernel)
+    return Job(function, wanted.arguments(), wanted.constants(block, other, interpreted.is_on()), block, warps, stages)
+
+
 _functions = functools.lru_cache(maxsize=1024)(lambda program, how: function_of(source_of(program, how)))
 
 
-def compiled(source: Source, has_rows: bool, room: int, architecture: int, aligned: bool, shape: Shape) -> Kernel:
+def job_of(program: str, how: str, width: int) -> Job:
+    """The kernel that a program of the engine's asks for."""
+    return attention_job(program) if program.startswith(FIRST) else chain_job(program, how, width)
+
+
+def compiled(job: Job, architecture: int, aligned: bool) -> Kernel:
     """The kernel for an architecture (90: sm_90). ``aligned``: addresses and the width are multiples of 16.
 
     Raises what Triton raises, of any kind.
@@ -106,18 +141,17 @@ def compiled(source: Source, has_rows: bool, room: int, architecture: int, align
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    constants = {"BLOCK": shape.block} | ({"ROOM": room} if has_rows else {})
-    signature = dict(source.arguments) | dict.fromkeys(constants, "constexpr")
-    even = [*source.pointers, "width"] if aligned else []
-    attributes = {(list(signature).index(name),): [["tt.divisibility", 16]] for name in even}
+    signature = dict(job.arguments) | dict.fromkeys(job.constants, "constexpr")
+    names = list(signature)
+    even = [name for name, kind in job.arguments.items() if kind[0] == "*" or name == "width"] if aligned else []
     made = triton.compile(
-        ASTSource(function_of(source), signature, constants, attributes),
+        ASTSource(job.function, signature, job.constants, {(names.index(n),): [["tt.divisibility", 16]] for n in even}),
         target=GPUTarget("cuda", architecture, 32),
-        options={"num_warps": shape.warps, "num_stages": shape.stages, "enable_fp_fusion": False},
+        options={"num_warps": job.warps, "num_stages": job.stages, "enable_fp_fusion": False},
     )
     data = made.metadata
-    scratch = _parameters(made.asm["ptx"], data.name) - len(source.arguments)
-    return Kernel(made.asm["cubin"], data.name, 32 * data.num_warps, shape.block, data.shared, scratch)
+    scratch = _parameters(made.asm["ptx"], data.name) - len(job.arguments)
+    return Kernel(made.asm["cubin"], data.name, 32 * data.num_warps, job.block, data.shared, scratch)
 
 
 def _parameters(ptx: str, name: str) -> int:
@@ -130,23 +164,20 @@ class Maker:
     """What the engine calls (csrc/py/triton.c). One of it is enough."""
 
     def interpret(
-        self, program: str, how: str, rows: int, width: int, programs: int, arguments: Sequence[tuple[int, str, int]]
-    ) -> None:
+        self, program: str, how: str, rows: int, width: int, programs: int, times: int,
+        arguments: Sequence[tuple[int, str, int]],
+    ) -> None:  # fmt: skip
         """Runs a kernel on memory of the CPU. ``arguments``: (address, type, how many elements) or (number, "", 0)."""
-        has_rows, room = program.startswith("rows"), room_of(width)
-        shape = shape_of(has_rows, room)
+        job = job_of(program, how, width)
         given = [interpreted.tensor_at(*argument) if argument[1] else argument[0] for argument in arguments]
-        blocks = programs or -(-(rows if has_rows else width) // shape.block)
-        constants = {"BLOCK": shape.block} | ({"ROOM": room} if has_rows else {})
+        blocks = programs or -(-(rows if program.startswith("rows") else width) // job.block)
         with np.errstate(all="ignore"):  # as on a GPU, infinities and NaN are results
-            _functions(program, how)[(blocks,)](*given, **constants)
+            job.function[(blocks * (times or 1),)](*given, **job.constants)
 
     def compile(self, program: str, how: str, rows: int, width: int, architecture: int) -> Kernel:
         """The kernel for an architecture. TritonError, with Triton's reason, where it makes none."""
-        has_rows, room = program.startswith("rows"), room_of(width)
         try:
-            aligned = "a" in how.split("|")[2]
-            return compiled(source_of(program, how), has_rows, room, architecture, aligned, shape_of(has_rows, room))
+            return compiled(job_of(program, how, width), architecture, "a" in how.split("|")[2])
         except Exception as error:
             raise TritonError(f"Triton makes no kernel for sm_{architecture}: {type(error).__name__}: {error}") from error
 

@@ -44,10 +44,12 @@ Operator = tuple[str, int, bool, tuple[Condition, ...]]
 
 
 class Rules(NamedTuple):
-    """As ``Model.plan`` takes them. ``inlines``: constants of one element are part of a kernel's text."""
+    """As ``Model.plan`` takes them. ``inlines``: constants of one element are part of a kernel's text; ``flash``: attention is
+    a kernel, too."""
 
     min_nodes: int
     inlines: bool
+    flash: bool
     widest: int
     operators: tuple[Operator, ...]
 
@@ -61,7 +63,7 @@ def supported() -> dict[str, int]:
 
 def all_rules() -> Rules:
     """Every operator that there is a kernel for."""
-    return Rules(MIN_NODES, True, WIDEST, tuple((name, classes, False, ()) for name, classes in supported().items()))
+    return Rules(MIN_NODES, True, False, WIDEST, tuple((name, classes, False, ()) for name, classes in supported().items()))
 
 
 def read_rules(path: str, opset: int) -> Rules:
@@ -97,7 +99,7 @@ def _rules_of(content: Any, opset: int) -> Rules:
     for name, described in ops.items():
         for operator in _operators_of(name, described, opset):
             found[operator[0]] = operator
-    return Rules(least, initializer != "none", WIDEST, tuple(found.values()))
+    return Rules(least, initializer != "none", False, WIDEST, tuple(found.values()))
 
 
 def _check_name(of: str, name: str, known: tuple[str, ...]) -> None:

@@ -20,32 +20,8 @@ POINTERS = {"float32": "*fp32", "float64": "*fp64", "bfloat16": "*bf16", "float1
 COMPUTED = {"bfloat16": "float32", "float16": "float32", "int16": "int32", "int8": "int32", "uint8": "int32"}
 _NARROW = {"bfloat16": "tl.bfloat16", "float16": "tl.float16", "int16": "tl.int16", "int8": "tl.int8", "uint8": "tl.uint8"}
 
-#: The engine's random words (csrc/core/philox.c): that of the element at a place, by its seed and key.
-_DRAW = """
-@triton.jit
-def word_of(low, high, key, at):
-    at = at.to(tl.int64)
-    place = at % 16
-    counter = at // 64 * 16 + place // 2 + 8 * (place % 2)
-    x = (counter & 0xFFFFFFFF).to(tl.uint32)
-    y = (counter >> 32).to(tl.uint32)
-    z = key + tl.zeros_like(x)
-    w = tl.zeros_like(x)
-    k = low
-    m = high
-    for _ in tl.static_range(10):
-        p = x.to(tl.uint64) * 0xD2511F53
-        q = z.to(tl.uint64) * 0xCD9E8D57
-        x = (q >> 32).to(tl.uint32) ^ y ^ k
-        y = q.to(tl.uint32)
-        z = (p >> 32).to(tl.uint32) ^ w ^ m
-        w = p.to(tl.uint32)
-        k = (k.to(tl.uint64) + 0x9E3779B9).to(tl.uint32)
-        m = (m.to(tl.uint64) + 0xBB67AE85).to(tl.uint32)
-    which = at % 64 // 16
-    return tl.where(which == 0, x, tl.where(which == 1, y, tl.where(which == 2, z, w)))
-
-"""
+#: The engine's random words.
+_DRAW = "from ortmodule.triton_kernels.device_functions import word_of\n\n"
 
 
 class Source(NamedTuple):

@@ -36,8 +36,9 @@ class TritonUse(NamedTuple):
     def of(config: Config) -> TritonUse | None:
         """None where the settings ask for nothing. ValueError for a file of rules that cannot be understood."""
         if config.use_triton:
-            return TritonUse(_read(config.triton_config_file, config.onnx_opset_version), config.triton_debug)
-        for name in ("triton_config_file", "triton_debug"):
+            rules = _read(config.triton_config_file, config.onnx_opset_version)
+            return TritonUse(rules._replace(flash=config.use_flash_attention), config.triton_debug)
+        for name in ("triton_config_file", "triton_debug", "use_flash_attention"):
             if getattr(config, name):
                 warn_once(f"{PREFIX}{name.upper()} has no effect without {PREFIX}USE_TRITON=1")
         return None

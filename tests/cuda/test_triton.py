@@ -46,10 +46,8 @@ class Called:
 
     def compile(self, program, how, rows, width, architecture):
         from ortmodule.triton_kernels import interpreted, maker
-        from ortmodule.triton_kernels.source import source_of
 
-        source, has_rows, room = source_of(program, how), program.startswith("rows"), maker.room_of(width)
-        shape, function = maker.shape_of(has_rows, room), maker.function_of(source)
+        job = maker.job_of(program, how, width)
         types = {kind: name for name, kind in (("float32", "*fp32"), ("int64", "*i64"), ("bfloat16", "*bf16"))}
         self.made.append((program, how, architecture))
 
@@ -58,12 +56,12 @@ class Called:
             given = [
                 interpreted.tensor_at(parameters[i], types[kind], 1) if kind[0] == "*" else
                 ctypes.c_int64(parameters[i]).value
-                for i, kind in enumerate(source.arguments.values())
+                for i, kind in enumerate(job.arguments.values())
             ]  # fmt: skip
             assert parameters[len(given)] == parameters[len(given) + 1] == 0, "Triton's own pointers are none"
             current.launches.append((blocks, threads, shared))
             with np.errstate(all="ignore"):
-                function[(blocks,)](*given, BLOCK=shape.block, **({"ROOM": room} if has_rows else {}))
+                job.function[(blocks,)](*given, **job.constants)
             return 1
 
         kind = ctypes.CFUNCTYPE(
@@ -71,8 +69,8 @@ class Called:
         )
         KEPT.append(kind(run))
         address = ctypes.cast(KEPT[-1], ctypes.c_void_p).value
-        image = f"callback {address:x} {len(source.arguments) + 2}\0".encode()
-        return image, source.name, 32 * shape.warps, shape.block, 50 << 10, 2
+        image = f"callback {address:x} {len(job.arguments) + 2}\0".encode()
+        return image, "chain", 32 * job.warps, job.block, 50 << 10, 2
 
 
 @pytest.fixture

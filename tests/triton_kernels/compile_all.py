@@ -4,7 +4,6 @@ import json
 import sys
 
 from ortmodule.triton_kernels import maker
-from ortmodule.triton_kernels.source import source_of
 
 
 def main():
@@ -12,9 +11,9 @@ def main():
     for line in sys.stdin:
         program, how, width, architecture = json.loads(line)
         kernel = maker.Maker().compile(program, how, 8, width, architecture)
-        source = source_of(program, how)
+        job = maker.job_of(program, how, width)
         found = {"bytes": len(kernel.cubin), "magic": kernel.cubin[:4].hex(), "threads": kernel.threads}
-        print(json.dumps(found | {"arguments": len(source.arguments), "scratch": kernel.scratch, "shared": kernel.shared}))
+        print(json.dumps(found | {"arguments": len(job.arguments), "scratch": kernel.scratch, "shared": kernel.shared}))
 
 
 if __name__ == "__main__":

@@ -80,3 +80,16 @@ def test_every_formula():
     jobs = [(text, "DDDS|" + "y" * text.count("step ") + "|a", 4096, 90) for text in programs]
     for kernel in compiled(jobs):
         assert kernel["magic"] == "7f454c46"
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+def test_flash_attention(architecture):
+    """Forward and backward, with all that attention may have; shared memory is what a block of that GPU may have."""
+    jobs = [
+        (f"attention {kernel} {dtype} {width} {width} {flags}", "||a", 512, architecture)
+        for kernel in ("forward", "backward_queries", "backward_keys")
+        for dtype, width, flags in (("bfloat16", 64, "cdk"), ("float16", 128, "abs"), ("float32", 40, "abdskt"))
+    ]
+    for job, kernel in zip(jobs, compiled(jobs), strict=True):
+        assert kernel["magic"] == "7f454c46" and kernel["arguments"] == 46, job
+        assert kernel["scratch"] == 2 and kernel["shared"] <= 160 << 10, job

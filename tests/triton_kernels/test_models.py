@@ -19,7 +19,7 @@ def fresh():
 
 
 def plans_of(wrapped):
-    graphs = [graph for found in wrapped._owner.graphs.values() for graph in found]
+    graphs = [graph for found in wrapped._ortmodule.graphs.values() for graph in found]
     return [plan for graph in graphs for plan in graph.session.plans.values()]
 
 
@@ -50,13 +50,14 @@ class Block(nn.Module):
     def __init__(self, drop=0.0):
         super().__init__()
         self.norm, self.last = nn.LayerNorm(24), nn.RMSNorm(24)
-        self.up, self.down = nn.Linear(24, 40), nn.Linear(40, 24)
+        self.first, self.up, self.down = nn.Linear(24, 24), nn.Linear(24, 40), nn.Linear(40, 24)
         self.drop = nn.Dropout(drop)
 
     def forward(self, x, mask):
+        x = self.first(x).tanh()
         y = self.down(self.drop(nn.functional.gelu(self.up(self.norm(x)))))
         scores = (y @ y.transpose(-1, -2)) / 24**0.5 + mask
-        return self.last(x + scores.softmax(-1) @ y)
+        return self.last(x + scores.softmax(-1) @ y).sigmoid()
 
 
 def step(module, x, mask, dtype=None):

@@ -89,7 +89,7 @@ def test_conditions(read, wanted, condition):
         ({"ops": {"Add": {"versions": []}}}, "Add: versions is a list of opset versions"),
         ({"ops": {"Add": {"versions": [13], "domain": "com.example"}}}, 'Add: there is no domain "com.example"'),
         ({"ops": {"Add": {"versions": [13], "is_no_op": "yes"}}}, 'Add: is_no_op is true or false, not "yes"'),
-        ({"ops": {"Ad": {"versions": [13]}}}, "there is no operator Ad; did you mean Add?"),
+        ({"ops": {"Addd": {"versions": [13]}}}, "there is no operator Addd; did you mean Add?"),
         ({"ops": {"ReduceSum": {"versions": [13], "conditions": {"axes": "last"}}}},
          'ReduceSum: the condition on axes is single, constant, or numbers as [-1], not "last"'),
         ({"ops": {"ReduceSum": {"versions": [13], "conditions": []}}}, "ReduceSum: conditions is an object"),

@@ -2,6 +2,9 @@
  *
  * They are compiled when a plan is made, in its dry run; what only a run knows, that an address is less aligned than the
  * plan could hope, has another compiled then. Python's lock is never waited for while the table's is held. */
+#include "cuda/kernels/triton.h"
+
+#include "ops/attention/triton_attention.h"
 #include "ops/chains/triton.h"
 
 #include "cuda/host/driver.h"
@@ -121,20 +124,36 @@ static status launch(ctx *c, const call *k, triton_launch *l, compiled *f) {
     for (int i = 0; i < f->scratch; i++) parameters[n++] = &nothing;
     g.blocks = ((has_rows(l) ? l->rows : l->width) + f->block - 1) / f->block;
     if (l->programs) g.blocks = l->programs;
+    if (l->times) g.blocks *= l->times;
     return cuda_launch_with(c, k, &f->kernel, g, f->shared, parameters);
+}
+
+static status start(ctx *c, const call *k, triton_launch *l) {
+    const int architecture = cuda_architecture(k->cuda->device);
+    const triton_maker *maker;
+    compiled *f;
+
+    TRY(triton_get_maker(c, &maker));
+    if (maker->interprets) return k->cuda->dry ? OK : maker->interpret(c, l);
+    if (!(f = look_up(l, architecture))) TRY(make(c, l, architecture, &f));
+    return launch(c, k, l, f);
 }
 
 kernel_fn triton_cuda;
 
 status triton_cuda(ctx *c, const call *k) {
-    const int architecture = cuda_architecture(k->cuda->device);
-    const triton_maker *maker;
     triton_launch l;
-    compiled *f;
 
-    TRY(triton_get_maker(c, &maker));
     TRY(triton_launch_of(c, k, k->cuda->seed, &l));
-    if (maker->interprets) return k->cuda->dry ? OK : maker->interpret(c, &l);
-    if (!(f = look_up(&l, architecture))) TRY(make(c, &l, architecture, &f));
-    return launch(c, k, &l, f);
+    return start(c, k, &l);
+}
+
+status triton_attention_start(ctx *c, const call *k, bool *done) {
+    triton_launch launches[TRITON_ATTENTION_KERNELS];
+    int count;
+
+    TRY(triton_attention_of(c, k, k->cuda->seed, launches, &count));
+    *done = count > 0;
+    for (int i = 0; i < count; i++) TRY(start(c, k, &launches[i]));
+    return OK;
 }

@@ -64,9 +64,9 @@ size_t fused_attention_grad_cuda_workspace(const node *n);
 /* --- records -------------------------------------------------------------------------------------------------------- */
 
 /* `batch`, `queries`, `keys`: sizes that lists of rows do not show. */
-static const attr attrs[] = {FLOAT("scale", 1), FLOAT("ratio", 0),        INT("key", 0),
-                             INT("safe", 1),    INT("batch", 0),          INT("queries", 0),
-                             INT("keys", 0),    INT("torch", TORCH_NONE), {.name = NULL}};
+static const attr attrs[] = {FLOAT("scale", 1),         FLOAT("ratio", 0), INT("key", 0),  INT("safe", 1),
+                             INT("batch", 0),           INT("queries", 0), INT("keys", 0), INT("torch", TORCH_NONE),
+                             INT("triton", TORCH_NONE), {.name = NULL}};
 
 #define OURS(name_, most_in, most_out)                                                                                 \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 3, .max_in = most_in, .max_out = most_out,              \

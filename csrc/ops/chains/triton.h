@@ -4,7 +4,7 @@
 
 #include "ops/op.h"
 
-enum { TRITON_ARGUMENTS = 400, TRITON_HOW = 64 };
+enum { TRITON_ARGUMENTS = 512, TRITON_HOW = 64 };
 
 /* In the order in which the kernel takes them. */
 typedef struct triton_argument {
@@ -19,6 +19,8 @@ typedef struct triton_launch {
     char how[TRITON_HOW];
     int64_t rows, width; /* without rows: 1, and all elements */
     int64_t programs;    /* so many blocks; 0: as many as there are blocks of rows */
+    int64_t times;       /* 0, or so many times these: of attention's heads */
+    char text[128];      /* what `program` points to, where no node has it */
     int n_arguments;
     triton_argument arguments[TRITON_ARGUMENTS];
 } triton_launch;
