@@ -365,6 +365,12 @@ def operators() -> list[_Operator]:
 def pointwise_operators() -> list[tuple[str, str, int]]:
     """Of our domain and without attributes: (name, name in ATen, operands)."""
 
+def pointwise_formulas() -> list[tuple[str, str, str, int, str, str]]:
+    """Of operators that chains have: (name, class of operands, class of the result, operands, formula, declarations)."""
+
+def triton_maker(maker: object, interprets: bool, /) -> None:
+    """Who makes Triton kernels from now on."""
+
 def recompute(
     steps: Sequence[tuple[Sequence[int], Sequence[int], float, int, bool]],
     values: Sequence[tuple[int, bool]],

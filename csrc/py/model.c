@@ -198,14 +198,21 @@ static status make_plan(ctx *c, const graph *g, const input_spec *specs, const c
     return s;
 }
 
+/* Types, shapes and needs for gradients of the inputs; `needed`: room for a flag each. */
+static int parse_inputs(const graph *g, PyObject *inputs, PyObject *needs, input_spec *specs, bool *needed) {
+    if (parse_specs(inputs, g->n_inputs, specs) < 0) return -1;
+    if (parse_flags(needs, g->n_inputs, "needs_grad flags", "inputs", needed) < 0) return -1;
+    for (int i = 0; i < g->n_inputs; i++) specs[i].needs_grad = needed[i];
+    return 0;
+}
+
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
     char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes",    "host",   "padding_unseen",
                      "device", "recompute",  "budget",       "any_size",        "clusters", "triton", NULL};
     module_state *m = state_of((PyObject *)Py_TYPE(object));
-    PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *from_host = NULL, *clusters = Py_None, *result = NULL;
-    PyObject *triton = Py_None;
+    PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *from_host = NULL, *clusters = Py_None;
+    PyObject *triton = Py_None, *result = NULL;
     const struct triton_rules *rules = NULL;
-    ctx of_rules;
     int64_t sizes[MOST_SIZES];
     int n_sizes = 0, device = ON_CPU, unseen = 0, any_size = 0, goal = RECOMPUTE_NOTHING;
     unsigned long long off = 0;
@@ -214,8 +221,9 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     graph *g = check_graph(object);
     input_spec *specs = NULL;
     bool *needed = NULL, *flags = NULL;
+    python_host from_python;
     plan *p = NULL;
-    ctx c;
+    ctx c, of_rules;
     status s;
 
     ctx_init(&c);
@@ -232,26 +240,20 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
         goto done;
     }
     if (known && (n_sizes = parse_sizes(known, sizes)) < 0) goto done;
-    if (parse_specs(inputs, g->n_inputs, specs) < 0) goto done;
-    if (parse_flags(needs, g->n_inputs, "needs_grad flags", "inputs", needed) < 0) goto done;
-    if (parse_request(clusters, goal, &again) < 0) goto done;
+    if (parse_inputs(g, inputs, needs, specs, needed) < 0 || parse_request(clusters, goal, &again) < 0) goto done;
     if (parse_triton_rules(&of_rules, triton, &rules) < 0) goto done;
-    for (int i = 0; i < g->n_inputs; i++) specs[i].needs_grad = needed[i];
     if (grads != Py_None && parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", flags) < 0) goto done;
-    {
-        python_host from_python;
-        compile_options o = {.output_grads = grads == Py_None ? NULL : flags,
-                             .disabled_passes = off,
-                             .n_sizes = n_sizes,
-                             .sizes = sizes,
-                             .host = python_host_init(&from_python, from_host),
-                             .padding_unseen = unseen,
-                             .triton = rules,
-                             .cuda = device != ON_CPU,
-                             .any_size = any_size,
-                             .again = again};
-        s = make_plan(&c, g, specs, &o, budget, device, &p);
-    }
+    compile_options o = {.output_grads = grads == Py_None ? NULL : flags,
+                         .disabled_passes = off,
+                         .n_sizes = n_sizes,
+                         .sizes = sizes,
+                         .host = python_host_init(&from_python, from_host),
+                         .padding_unseen = unseen,
+                         .triton = rules,
+                         .cuda = device != ON_CPU,
+                         .any_size = any_size,
+                         .again = again};
+    s = make_plan(&c, g, specs, &o, budget, device, &p);
     if (s != OK) raise_status(m, &c.err);
     else result = plan_object_new(m, object, &c, p, device); /* takes the context over, even when it fails */
     if (s == OK) ctx_init(&c);

@@ -289,9 +289,9 @@ class Config:
     )
     use_triton: bool = _setting(
         FLAG, False,
-        "on a GPU from compute capability 8.0 on, parts of the graph (pointwise operators, reductions, softmaxes and norms "
-        "of rows, and their gradients) are kernels that Triton compiles, see [Triton](architecture/triton.md); on the CPU "
-        "only with Triton's interpreter (`TRITON_INTERPRET=1`), for tests",
+        "on a GPU from compute capability 8.0 on, parts of the graph (pointwise operators, reductions, softmaxes and "
+        "norms of rows, and their gradients) are kernels that Triton compiles, see [Triton](architecture/triton.md); "
+        "on the CPU only with Triton's interpreter (`TRITON_INTERPRET=1`), for tests",
     )
     triton_config_file: str = _setting(
         PATH, "",
@@ -305,8 +305,8 @@ class Config:
     )
     use_flash_attention: bool = _setting(
         FLAG, False,
-        "attention is a flash attention written in Triton, forward and backward, with masks, biases, dropout and groups of "
-        "heads; needs `USE_TRITON`",
+        "attention is a flash attention written in Triton, forward and backward, with masks, biases, dropout and "
+        "groups of heads; needs `USE_TRITON`",
     )
     enable_tuning: bool = _setting(
         FLAG, False,

@@ -128,11 +128,10 @@ class CompiledGraph:
         self.missed = 0  # runs that did not hold
         self.origin = self  # the one that stands among the graphs of its key
         self.lengths: Lengths | None = None  # the graphs of other lengths of its loop
-        off, unseen = config.passes_off, config.padding_unseen
-        model = capture.model.SerializeToString()
+        off, unseen, model = config.passes_off, config.padding_unseen, capture.model.SerializeToString()
         memory = MemoryGoal(config.memory_opt_level, config.memory_budget, clusters=_clusters(config))
-        triton = TritonUse.of(config)
-        self.session = Session(model, off, trace.nodes, unseen, config.enable_cuda_graphs, tuning, memory, triton)
+        graphs, triton = config.enable_cuda_graphs, TritonUse.of(config)
+        self.session = Session(model, off, trace.nodes, unseen, graphs, tuning, memory, triton)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
         self.session.memory = memory._replace(beside=_bytes_beside(tree, self.feeds))
         #: Where the tensors of a run are: (number of the caller's input, None, None), or (-1, dictionary, key).

@@ -1,8 +1,9 @@
 """Describes kernels of flash attention to Triton: their arguments and how they are cut.
 
-The engine asks for one by a line (csrc/ops/attention/triton_attention.c): ``attention backward_keys bfloat16 64 64 abdsc``, the
-kernel, the type, the widths of heads and of values, and letters: a, a mask; b, a bias; d, dropout; s, rows in which nothing is
-allowed give zeros; c, causal; k, it keeps what backward needs, or makes the bias's gradient; t, the seed is in memory.
+The engine asks for one by a line (csrc/ops/attention/triton_attention.c), as ``attention backward_keys bfloat16 64 64
+abc``: the kernel, the type, the widths of heads and of values, and letters: a, a mask; b, a bias; d, dropout; s, rows
+in which nothing is allowed give zeros; c, causal; k, it keeps what backward needs, or makes the bias's gradient; t,
+the seed is in memory.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from ortmodule.triton_kernels.source import POINTERS
 FIRST = "attention"
 _POINTERS = ("q", "k", "v", "allowed", "bias", "y", "stats", "dy", "dq", "dk", "dv", "dbias")
 _NUMBERS = (
-    "heads groups queries keys q_b q_s q_h k_b k_s k_h v_b v_s v_h y_b y_s y_h dy_b dy_s dy_h a_b a_h a_q a_k b_b b_h b_q b_k "
-    "scale factor key_and_least seed_low seed_high".split()
-)
+    "heads", "groups", "queries", "keys", "q_b", "q_s", "q_h", "k_b", "k_s", "k_h", "v_b", "v_s", "v_h", "y_b", "y_s",
+    "y_h", "dy_b", "dy_s", "dy_h", "a_b", "a_h", "a_q", "a_k", "b_b", "b_h", "b_q", "b_k", "scale", "factor", "key_and_least",
+    "seed_low", "seed_high",
+)  # fmt: skip
 
 
 class Attention(NamedTuple):

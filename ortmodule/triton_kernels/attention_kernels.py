@@ -1,9 +1,9 @@
 """Holds the kernels of flash attention, forward and backward. To be imported only where there is Triton.
 
-They compute FusedAttention (csrc/ops/attention/fused_attention.c): softmax(scale q k' + bias, where allowed) v with dropout in
-between, of q [B, Q, H, D], k [B, K, G, D], v [B, K, G, W], a block of scores at a time (Dao et al., FlashAttention, 2022). Heads
-h share the keys h // (H // G). Of a row, ``stats`` keeps its largest score and 1 / the sum of its exponentials. All kernels
-have one list of arguments; those that one does not read are null.
+They compute FusedAttention (csrc/ops/attention/fused_attention.c): softmax(scale q k' + bias, where allowed) v with
+dropout in between, of q [B, Q, H, D], k [B, K, G, D], v [B, K, G, W], a block of scores at a time (Dao et al.,
+FlashAttention, 2022). Heads h share the keys h // (H // G). Of a row, ``stats`` keeps its largest score and 1 / the
+sum of its exponentials. All kernels have one list of arguments; those that one does not read are null.
 """
 
 import triton
@@ -14,7 +14,7 @@ from ortmodule.triton_kernels.device_functions import word_of
 
 @triton.jit
 def _product(a, b, WIDENS: tl.constexpr):
-    """Of blocks, in float32. WIDENS: they are made float32 first, since the interpreter multiplies the bits of bfloat16."""
+    """Of blocks, in float32. WIDENS: operands become float32, since the interpreter multiplies bits of bfloat16."""
     if WIDENS:
         made = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
@@ -50,6 +50,33 @@ def _kept(low, high, key_and_least, head, rows, cols, queries, keys):
 
 
 @triton.jit
+def _float_of(bits):
+    """The float64 of these bits, as float32."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _rows_of(x, rows, step, count, column, WIDTH: tl.constexpr):
+    """Rows of a matrix, [rows, columns]; zeros beyond its ends."""
+    is_there = (rows[:, None] < count) & (column[None, :] < WIDTH)
+    return tl.load(x + rows[:, None] * step + column[None, :], mask=is_there, other=0)
+
+
+@triton.jit
+def _columns_of(x, rows, step, count, column, WIDTH: tl.constexpr):
+    """The same as columns, [columns, rows]."""
+    is_there = (rows[None, :] < count) & (column[:, None] < WIDTH)
+    return tl.load(x + rows[None, :] * step + column[:, None], mask=is_there, other=0)
+
+
+@triton.jit
+def _put_rows(to, rows, step, count, column, WIDTH: tl.constexpr, x):
+    """Stores rows of a matrix."""
+    is_there = (rows[:, None] < count) & (column[None, :] < WIDTH)
+    tl.store(to + rows[:, None] * step + column[None, :], x, mask=is_there)
+
+
+@triton.jit
 def _seed(seed_low, seed_high, seed_at, SEED_THERE: tl.constexpr):
     """The halves of the run's seed, a number or in memory."""
     if SEED_THERE:
@@ -78,16 +105,14 @@ def forward(
     b = (head // heads).to(tl.int64)
     h = (head % heads).to(tl.int64)
     g = h // (heads // groups)
-    factor_ = factor.to(tl.int64).to(tl.float64, bitcast=True).to(tl.float32)
-    scale_ = scale.to(tl.int64).to(tl.float64, bitcast=True).to(tl.float32)
+    factor_ = _float_of(factor)
+    scale_ = _float_of(scale)
     low, high = _seed(seed_low, seed_high, seed_at, SEED_THERE)
     rows = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     w = tl.arange(0, W)
     is_row = rows < queries
-    of_q = tl.load(
-        q + b * q_b + h * q_h + rows[:, None] * q_s + d[None, :], mask=is_row[:, None] & (d[None, :] < WIDTH), other=0
-    )
+    of_q = _rows_of(q + b * q_b + h * q_h, rows, q_s, queries, d, WIDTH)
     most = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     sums = tl.zeros([BLOCK, W], tl.float32)
@@ -96,13 +121,10 @@ def forward(
         end = tl.minimum(keys, (block + 1) * BLOCK)
     for start in range(0, end, OTHER):
         cols = start + tl.arange(0, OTHER).to(tl.int64)
-        is_col = cols < keys
-        kt = tl.load(
-            k + b * k_b + g * k_h + cols[None, :] * k_s + d[:, None], mask=is_col[None, :] & (d[:, None] < WIDTH), other=0
-        )
+        kt = _columns_of(k + b * k_b + g * k_h, cols, k_s, keys, d, WIDTH)
         x = _scores(
-            of_q, kt, rows, cols, queries, keys, scale_, allowed + b * a_b + h * a_h, a_q, a_k, bias + b * b_b + h * b_h,
-            b_q, b_k, HAS_ALLOWED, HAS_BIAS, IS_CAUSAL, WIDENS,
+            of_q, kt, rows, cols, queries, keys, scale_, allowed + b * a_b + h * a_h, a_q, a_k,
+            bias + b * b_b + h * b_h, b_q, b_k, HAS_ALLOWED, HAS_BIAS, IS_CAUSAL, WIDENS,
         )  # fmt: skip
         larger = tl.maximum(most, tl.max(x, 1))
         base = tl.where(larger == float("-inf"), 0.0, larger)
@@ -112,18 +134,14 @@ def forward(
         if DROPS:
             p = tl.where(_kept(low, high, key_and_least, head, rows, cols, queries,
                                keys), p * factor_, 0.0)  # fmt: skip
-        of_v = tl.load(
-            v + b * v_b + g * v_h + cols[:, None] * v_s + w[None, :], mask=is_col[:, None] & (w[None, :] < VALUE_WIDTH),
-            other=0,
-        )  # fmt: skip
+        of_v = _rows_of(v + b * v_b + g * v_h, cols, v_s, keys, w, VALUE_WIDTH)
         sums = sums * less[:, None] + _product(p.to(of_v.dtype), of_v, WIDENS)
         most = larger
-    inverse = tl.where(total == 0.0, 0.0 if IS_SAFE else float("nan"), tl.div_rn(tl.full([BLOCK], 1.0, tl.float32), total))
+    inverse = tl.where(
+        total == 0.0, 0.0 if IS_SAFE else float("nan"), tl.div_rn(tl.full([BLOCK], 1.0, tl.float32), total)
+    )
     made = sums * inverse[:, None]
-    tl.store(
-        y + b * y_b + h * y_h + rows[:, None] * y_s + w[None, :], made.to(of_q.dtype),
-        mask=is_row[:, None] & (w[None, :] < VALUE_WIDTH),
-    )  # fmt: skip
+    _put_rows(y + b * y_b + h * y_h, rows, y_s, queries, w, VALUE_WIDTH, made.to(of_q.dtype))
     if HAS_STATS:
         at = stats + ((b * queries + rows) * heads + h) * 2
         tl.store(at, tl.where(most == float("-inf"), 0.0, most), mask=is_row)
@@ -146,18 +164,16 @@ def backward_queries(
     b = (head // heads).to(tl.int64)
     h = (head % heads).to(tl.int64)
     g = h // (heads // groups)
-    factor_ = factor.to(tl.int64).to(tl.float64, bitcast=True).to(tl.float32)
-    scale_ = scale.to(tl.int64).to(tl.float64, bitcast=True).to(tl.float32)
+    factor_ = _float_of(factor)
+    scale_ = _float_of(scale)
     low, high = _seed(seed_low, seed_high, seed_at, SEED_THERE)
     rows = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     w = tl.arange(0, W)
     is_row = rows < queries
-    of_head = is_row[:, None] & (d[None, :] < WIDTH)
-    of_value = is_row[:, None] & (w[None, :] < VALUE_WIDTH)
-    of_q = tl.load(q + b * q_b + h * q_h + rows[:, None] * q_s + d[None, :], mask=of_head, other=0)
-    of_y = tl.load(y + b * y_b + h * y_h + rows[:, None] * y_s + w[None, :], mask=of_value, other=0)
-    of_dy = tl.load(dy + b * dy_b + h * dy_h + rows[:, None] * dy_s + w[None, :], mask=of_value, other=0)
+    of_q = _rows_of(q + b * q_b + h * q_h, rows, q_s, queries, d, WIDTH)
+    of_y = _rows_of(y + b * y_b + h * y_h, rows, y_s, queries, w, VALUE_WIDTH)
+    of_dy = _rows_of(dy + b * dy_b + h * dy_h, rows, dy_s, queries, w, VALUE_WIDTH)
     at = stats + ((b * queries + rows) * heads + h) * 2
     most = tl.load(at, mask=is_row, other=0)
     inverse = tl.load(at + 1, mask=is_row, other=0)
@@ -168,17 +184,11 @@ def backward_queries(
         end = tl.minimum(keys, (block + 1) * BLOCK)
     for start in range(0, end, OTHER):
         cols = start + tl.arange(0, OTHER).to(tl.int64)
-        is_col = cols < keys
-        kt = tl.load(
-            k + b * k_b + g * k_h + cols[None, :] * k_s + d[:, None], mask=is_col[None, :] & (d[:, None] < WIDTH), other=0
-        )
-        vt = tl.load(
-            v + b * v_b + g * v_h + cols[None, :] * v_s + w[:, None],
-            mask=is_col[None, :] & (w[:, None] < VALUE_WIDTH), other=0,
-        )  # fmt: skip
+        kt = _columns_of(k + b * k_b + g * k_h, cols, k_s, keys, d, WIDTH)
+        vt = _columns_of(v + b * v_b + g * v_h, cols, v_s, keys, w, VALUE_WIDTH)
         x = _scores(
-            of_q, kt, rows, cols, queries, keys, scale_, allowed + b * a_b + h * a_h, a_q, a_k, bias + b * b_b + h * b_h,
-            b_q, b_k, HAS_ALLOWED, HAS_BIAS, IS_CAUSAL, WIDENS,
+            of_q, kt, rows, cols, queries, keys, scale_, allowed + b * a_b + h * a_h, a_q, a_k,
+            bias + b * b_b + h * b_h, b_q, b_k, HAS_ALLOWED, HAS_BIAS, IS_CAUSAL, WIDENS,
         )  # fmt: skip
         p = tl.exp(x - most[:, None]) * inverse[:, None]
         dp = _product(of_dy, vt, WIDENS)
@@ -189,12 +199,11 @@ def backward_queries(
         if HAS_STATS:
             tl.store(
                 dbias + (head.to(tl.int64) * queries + rows[:, None]) * keys + cols[None, :],
-                dx.to(dbias.dtype.element_ty), mask=is_row[:, None] & is_col[None, :],
+                dx.to(dbias.dtype.element_ty), mask=is_row[:, None] & (cols[None, :] < keys),
             )  # fmt: skip
         sums += _product(dx.to(of_q.dtype), tl.trans(kt), WIDENS)
-    tl.store(
-        dq + ((b * queries + rows[:, None]) * heads + h) * WIDTH + d[None, :], (sums * scale_).to(of_q.dtype), mask=of_head
-    )
+    made = (sums * scale_).to(of_q.dtype)
+    _put_rows(dq + (b * queries * heads + h) * WIDTH, rows, heads * WIDTH, queries, d, WIDTH, made)
 
 
 @triton.jit
@@ -213,19 +222,14 @@ def backward_keys(
     b = (group // groups).to(tl.int64)
     g = (group % groups).to(tl.int64)
     each = heads // groups
-    factor_ = factor.to(tl.int64).to(tl.float64, bitcast=True).to(tl.float32)
-    scale_ = scale.to(tl.int64).to(tl.float64, bitcast=True).to(tl.float32)
+    factor_ = _float_of(factor)
+    scale_ = _float_of(scale)
     low, high = _seed(seed_low, seed_high, seed_at, SEED_THERE)
     cols = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, D)
     w = tl.arange(0, W)
-    is_col = cols < keys
-    kt = tl.load(
-        k + b * k_b + g * k_h + cols[None, :] * k_s + d[:, None], mask=is_col[None, :] & (d[:, None] < WIDTH), other=0
-    )
-    vt = tl.load(
-        v + b * v_b + g * v_h + cols[None, :] * v_s + w[:, None], mask=is_col[None, :] & (w[:, None] < VALUE_WIDTH), other=0
-    )
+    kt = _columns_of(k + b * k_b + g * k_h, cols, k_s, keys, d, WIDTH)
+    vt = _columns_of(v + b * v_b + g * v_h, cols, v_s, keys, w, VALUE_WIDTH)
     of_k = tl.zeros([BLOCK, D], tl.float32)
     of_v = tl.zeros([BLOCK, W], tl.float32)
     begin = 0
@@ -237,13 +241,9 @@ def backward_keys(
         for start in range(begin, queries, OTHER):
             rows = start + tl.arange(0, OTHER).to(tl.int64)
             is_row = rows < queries
-            of_value = is_row[:, None] & (w[None, :] < VALUE_WIDTH)
-            of_q = tl.load(
-                q + b * q_b + h * q_h + rows[:, None] * q_s + d[None, :],
-                mask=is_row[:, None] & (d[None, :] < WIDTH), other=0,
-            )  # fmt: skip
-            of_y = tl.load(y + b * y_b + h * y_h + rows[:, None] * y_s + w[None, :], mask=of_value, other=0)
-            of_dy = tl.load(dy + b * dy_b + h * dy_h + rows[:, None] * dy_s + w[None, :], mask=of_value, other=0)
+            of_q = _rows_of(q + b * q_b + h * q_h, rows, q_s, queries, d, WIDTH)
+            of_y = _rows_of(y + b * y_b + h * y_h, rows, y_s, queries, w, VALUE_WIDTH)
+            of_dy = _rows_of(dy + b * dy_b + h * dy_h, rows, dy_s, queries, w, VALUE_WIDTH)
             at = stats + ((b * queries + rows) * heads + h) * 2
             most = tl.load(at, mask=is_row, other=0)
             inverse = tl.load(at + 1, mask=is_row, other=0)
@@ -263,6 +263,6 @@ def backward_keys(
             dx = p * (dp - delta[:, None])
             of_v += _product(tl.trans(kept).to(of_dy.dtype), of_dy, WIDENS)
             of_k += _product(tl.trans(dx).to(of_q.dtype), of_q, WIDENS)
-    at_row = (b * keys + cols[:, None]) * groups + g
-    tl.store(dk + at_row * WIDTH + d[None, :], (of_k * scale_).to(kt.dtype), mask=is_col[:, None] & (d[None, :] < WIDTH))
-    tl.store(dv + at_row * VALUE_WIDTH + w[None, :], of_v.to(vt.dtype), mask=is_col[:, None] & (w[None, :] < VALUE_WIDTH))
+    first = b * keys * groups + g
+    _put_rows(dk + first * WIDTH, cols, groups * WIDTH, keys, d, WIDTH, (of_k * scale_).to(kt.dtype))
+    _put_rows(dv + first * VALUE_WIDTH, cols, groups * VALUE_WIDTH, keys, w, VALUE_WIDTH, of_v.to(vt.dtype))

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def word_of(low, high, key, at):
-    """The engine's random word (csrc/core/philox.c) of the element at a place; ``low``, ``high``: the halves of the seed."""
+    """The engine's random word (csrc/core/philox.c) of an element by its place; low, high: halves of the seed."""
     at = at.to(tl.int64)
     place = at % 16
     counter = at // 64 * 16 + place // 2 + 8 * (place % 2)

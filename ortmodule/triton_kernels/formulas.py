@@ -1,7 +1,7 @@
 """Translates the formulas of pointwise operators, which are C, into expressions of Triton.
 
-The formulas are those of ``csrc/ops/pointwise/operators.h``, from which the engine's own kernels come, too: of the operands
-``x, y, z, w``, whose type is ``real``, and of the parameters ``p0, p1``.
+The formulas are those of ``csrc/ops/pointwise/operators.h``, from which the engine's own kernels come, too: of the
+operands ``x, y, z, w``, whose type is ``real``, and of the parameters ``p0, p1``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,25 @@ import numpy as np
 from ortmodule import _core
 
 #: What elements are computed in -> Triton's type, and the bits of an unsigned word as wide.
-CLASSES = {"float32": "tl.float32", "float64": "tl.float64", "int64": "tl.int64", "int32": "tl.int32", "bool": "tl.int1"}
+CLASSES = {
+    "float32": "tl.float32",
+    "float64": "tl.float64",
+    "int64": "tl.int64",
+    "int32": "tl.int32",
+    "bool": "tl.int1",
+}
 _WORDS = {"int64": ("tl.uint64", 8), "int32": ("tl.uint32", 4), "bool": ("tl.uint8", 1)}
 _C_TYPES = {"float": "tl.float32", "double": "tl.float64", "int64_t": "tl.int64", "int32_t": "tl.int32",
             "uint64_t": "tl.uint64", "uint32_t": "tl.uint32"}  # fmt: skip
 #: Functions of C's -> of Triton's, where they are not libdevice's of the same name.
 _FUNCTIONS = {"fabs": "tl.abs", "floor": "tl.floor", "ceil": "tl.ceil"}
-_LIBDEVICE = frozenset(
-    "exp log erf erfc sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh expm1 log1p lgamma pow fmod rint trunc "
-    "atan2 hypot copysign".split()
+_LIBDEVICE = frozenset((
+    "exp", "log", "erf", "erfc", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
+    "atanh", "expm1", "log1p", "lgamma", "pow", "fmod", "rint", "trunc", "atan2", "hypot", "copysign",
+))  # fmt: skip
+_TOKEN = re.compile(
+    r"\s*(0x[0-9a-fA-F]+|\d+\.?\d*(?:[eE][+-]?\d+)?[fFuUlL]*|\w+|&&|\|\||[<>=!]=|<<|>>|[-+*/%&|^~!<>?:(),])"
 )
-_TOKEN = re.compile(r"\s*(0x[0-9a-fA-F]+|\d+\.?\d*(?:[eE][+-]?\d+)?[fFuUlL]*|\w+|&&|\|\||[<>=!]=|<<|>>|[-+*/%&|^~!<>?:(),])")
 _LEVELS = ("||", "&&", "|", "^", "&", "== !=", "< > <= >=", "<< >>", "+ -", "* / %")
 
 

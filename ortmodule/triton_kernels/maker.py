@@ -18,7 +18,7 @@ from ortmodule import _core
 from ortmodule.core.errors import TritonError
 from ortmodule.triton_kernels import interpreted
 from ortmodule.triton_kernels.attention import FIRST, Attention, kernels
-from ortmodule.triton_kernels.source import Source, source_of
+from ortmodule.triton_kernels.source import KernelSource, source_of
 
 #: Elements that a block of the kernel takes, as long as rows are not longer.
 _ELEMENTS = 1024
@@ -84,7 +84,7 @@ def shape_of(has_rows: bool, room: int) -> Shape:
     return Shape(min(64, max(1, elements // room)), 4 if elements <= 2048 else 8 if elements <= 8192 else 16, 1)
 
 
-def function_of(source: Source) -> Any:
+def function_of(source: KernelSource) -> Any:
     """The kernel as a function of Triton's."""
     file = f"<triton kernel {next(_numbers)}>"
     linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
@@ -179,7 +179,9 @@ class Maker:
         try:
             return compiled(job_of(program, how, width), architecture, "a" in how.split("|")[2])
         except Exception as error:
-            raise TritonError(f"Triton makes no kernel for sm_{architecture}: {type(error).__name__}: {error}") from error
+            raise TritonError(
+                f"Triton makes no kernel for sm_{architecture}: {type(error).__name__}: {error}"
+            ) from error
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Reads the program of a kernel, which the engine writes as text (csrc/ops/chains/triton.c).
 
-A line each: ``rows`` or ``elements``; the operands, with their types; constants, with the bits of a float64; steps, with their
-parameters, operands and results; the results that are stored. Values are numbered in that order. ::
+A line each: ``rows`` or ``elements``; the operands, with their types; constants, with the bits of a float64; steps,
+with their parameters, operands and results; the results that are stored. Values are numbered in that order. ::
 
     rows
     operand bfloat16
@@ -17,7 +17,7 @@ import struct
 from typing import NamedTuple
 
 
-class Result(NamedTuple):
+class StepResult(NamedTuple):
     """What a step makes. ``letter``: w, all elements; r, a number for each row; C, sums over rows, of each block."""
 
     number: int
@@ -25,15 +25,15 @@ class Result(NamedTuple):
     dtype: str
 
 
-class Step(NamedTuple):
-    """``params``: the number of its pair of parameters, or None; ``draws``: they are those of a dropout. ``operands``: values by
-    number, -1 for one that is absent; ``results``: None for one that is not wanted."""
+class KernelStep(NamedTuple):
+    """``params``: the number of its pair of parameters, or None; ``draws``: they are those of a dropout. ``operands``:
+    values by number, -1 for one that is absent; ``results``: None for one that is not wanted."""
 
     operator: str
     params: int | None
     draws: bool
     operands: tuple[int, ...]
-    results: tuple[Result | None, ...]
+    results: tuple[StepResult | None, ...]
 
 
 class Program(NamedTuple):
@@ -42,7 +42,7 @@ class Program(NamedTuple):
     has_rows: bool
     operands: tuple[str, ...]
     constants: tuple[tuple[str, float], ...]
-    steps: tuple[Step, ...]
+    steps: tuple[KernelStep, ...]
     results: tuple[int, ...]
     types: tuple[str, ...]
     n_params: int
@@ -57,7 +57,7 @@ def read_program(text: str) -> Program:
     first, *lines = text.splitlines()
     operands: list[str] = []
     constants: list[tuple[str, float]] = []
-    steps: list[Step] = []
+    steps: list[KernelStep] = []
     types: list[str] = []
     results: tuple[int, ...] = ()
     n_params = 0
@@ -78,21 +78,19 @@ def read_program(text: str) -> Program:
             results = tuple(map(int, words))
         else:
             raise ValueError(f"a program has no line {line!r}")
-    return Program(
-        first == "rows", tuple(operands), tuple(constants), tuple(steps), results, tuple(types), n_params
-    )
+    return Program(first == "rows", tuple(operands), tuple(constants), tuple(steps), results, tuple(types), n_params)
 
 
-def _read_step(words: list[str], number: int) -> Step:
+def _read_step(words: list[str], number: int) -> KernelStep:
     operator, params, *rest = words
     arrow = rest.index("->")
-    results: list[Result | None] = []
+    results: list[StepResult | None] = []
     for word in rest[arrow + 1 :]:
         if word == "-":
             results.append(None)
             continue
         letter, _, dtype = word.partition(":")
-        results.append(Result(number, letter, dtype))
+        results.append(StepResult(number, letter, dtype))
         number += 1
     which = None if params == "-" else int(params.removeprefix("given").removeprefix("draws"))
-    return Step(operator, which, params.startswith("draws"), tuple(map(int, rest[:arrow])), tuple(results))
+    return KernelStep(operator, which, params.startswith("draws"), tuple(map(int, rest[:arrow])), tuple(results))

@@ -1,7 +1,7 @@
 """Writes the steps of a kernel that need whole rows: reductions, softmaxes, norms, and their gradients.
 
-Each function is given a :class:`Rows` and the operands as names, None for one that is absent; it returns an expression for each
-result. Elements beyond a row's end hold anything, so what is summed is chosen by ``is_there``.
+Each function is given a :class:`Rows` and the operands as names, None for one that is absent; it returns an
+expression for each result. Elements beyond a row's end hold anything, so what is summed is chosen by ``is_there``.
 """
 
 from __future__ import annotations

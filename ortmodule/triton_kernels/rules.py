@@ -1,7 +1,7 @@
 """Says which operators become Triton kernels: all that there is a kernel for, or those of a JSON file.
 
-The file is that of ``ORTMODULE_TRITON_CONFIG_FILE``. Operators have the names of ONNX or of the engine; a gradient of ONNX
-Runtime's, as ``SoftmaxGrad_13`` of ``com.microsoft``, is the engine's of that name.
+The file is that of ``ORTMODULE_TRITON_CONFIG_FILE``. Operators have the names of ONNX or of the engine; a gradient of
+ONNX Runtime's, as ``SoftmaxGrad_13`` of ``com.microsoft``, is the engine's of that name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _INITIALIZERS = ("none", "scalar", "all")
 #: Domains, and what of them is the engine's own.
 _DOMAINS = ("", "ai.onnx", "com.microsoft", "ortmodule", "org.pytorch.aten")
 #: Names in files -> the engine's.
-_OTHER_NAMES = {"SoftmaxGrad_13": "SoftmaxGrad", "LogSoftmaxGrad_13": "LogSoftmaxGrad", "LayerNormalizationGrad": "LayerNormGrad",
+_OTHER_NAMES = {"SoftmaxGrad_13": "SoftmaxGrad", "LogSoftmaxGrad_13": "LogSoftmaxGrad",
+                "LayerNormalizationGrad": "LayerNormGrad",
                 "SimplifiedLayerNormalization": "RMSNormalization", "SimplifiedLayerNormalizationGrad": "RMSNormGrad",
                 "Dropout": "DropoutTrain", "BitmaskDropout": "DropoutTrain", "QuickGelu": "Swish",
                 "Max": "Maximum", "Min": "Minimum", "Clip": "Clamp"}  # fmt: skip
@@ -44,8 +45,8 @@ Operator = tuple[str, int, bool, tuple[Condition, ...]]
 
 
 class Rules(NamedTuple):
-    """As ``Model.plan`` takes them. ``inlines``: constants of one element are part of a kernel's text; ``flash``: attention is
-    a kernel, too."""
+    """As ``Model.plan`` takes them. ``inlines``: constants of one element are part of a kernel's text; ``flash``:
+    attention is a kernel, too."""
 
     min_nodes: int
     inlines: bool
@@ -63,7 +64,9 @@ def supported() -> dict[str, int]:
 
 def all_rules() -> Rules:
     """Every operator that there is a kernel for."""
-    return Rules(MIN_NODES, True, False, WIDEST, tuple((name, classes, False, ()) for name, classes in supported().items()))
+    return Rules(
+        MIN_NODES, True, False, WIDEST, tuple((name, classes, False, ()) for name, classes in supported().items())
+    )
 
 
 def read_rules(path: str, opset: int) -> Rules:
@@ -105,7 +108,9 @@ def _rules_of(content: Any, opset: int) -> Rules:
 def _check_name(of: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, 1, 0.6)
-        raise ValueError(f"{of}there is no {name}" + (f"; did you mean {near[0]}?" if near else f": only {', '.join(known)}"))
+        raise ValueError(
+            f"{of}there is no {name}" + (f"; did you mean {near[0]}?" if near else f": only {', '.join(known)}")
+        )
 
 
 def _operators_of(name: str, described: Any, opset: int) -> list[Operator]:
@@ -136,7 +141,9 @@ def _operators_of(name: str, described: Any, opset: int) -> list[Operator]:
 
 def _conditions_of(name: str, described: Any) -> tuple[Condition, ...]:
     if not isinstance(described, Mapping):
-        raise ValueError(f"{name}: conditions is an object with an attribute for each name, not {json.dumps(described)}")
+        raise ValueError(
+            f"{name}: conditions is an object with an attribute for each name, not {json.dumps(described)}"
+        )
     return tuple(_condition_of(name, attribute, wanted) for attribute, wanted in described.items())
 
 
@@ -176,7 +183,9 @@ def _refuse(name: str, domain: str) -> None:
         return
     ours = {operator["name"] for operator in _core.operators()}
     if domain not in ("", "ai.onnx", "ortmodule") or _versions_of(name) or name in ours:
-        warn_once(f"ORTMODULE_TRITON_CONFIG_FILE: there is no Triton kernel for {name}, which the engine's own computes")
+        warn_once(
+            f"ORTMODULE_TRITON_CONFIG_FILE: there is no Triton kernel for {name}, which the engine's own computes"
+        )
         return
     near = difflib.get_close_matches(name, supported(), 1, 0.6)
     raise ValueError(f"there is no operator {name}" + (f"; did you mean {near[0]}?" if near else ""))

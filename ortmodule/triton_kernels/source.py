@@ -1,7 +1,7 @@
 """Writes the source of a Triton kernel from a program and the way that its operands are read.
 
-A kernel of rows takes ``BLOCK`` rows at a time, each of which is in registers as a whole: ``ROOM`` is a power of two that has
-room for one. A kernel of elements takes ``BLOCK`` elements.
+A kernel of rows takes ``BLOCK`` rows at a time, each of which is in registers as a whole: ``ROOM`` is a power of two
+that has room for one. A kernel of elements takes ``BLOCK`` elements.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 from typing import NamedTuple
 
 from ortmodule.triton_kernels.formulas import CLASSES, Term, formulas, translated
-from ortmodule.triton_kernels.program import Program, Result, Step, read_program
+from ortmodule.triton_kernels.program import KernelStep, Program, StepResult, read_program
 from ortmodule.triton_kernels.row_steps import ROW_OPERATORS, Rows
 
 #: The engine's types -> Triton's for a pointer to them. Booleans are bytes.
@@ -18,13 +18,19 @@ POINTERS = {"float32": "*fp32", "float64": "*fp64", "bfloat16": "*bf16", "float1
             "int32": "*i32", "int16": "*i16", "int8": "*i8", "uint8": "*u8", "bool": "*u8"}  # fmt: skip
 #: What elements of a type are computed in.
 COMPUTED = {"bfloat16": "float32", "float16": "float32", "int16": "int32", "int8": "int32", "uint8": "int32"}
-_NARROW = {"bfloat16": "tl.bfloat16", "float16": "tl.float16", "int16": "tl.int16", "int8": "tl.int8", "uint8": "tl.uint8"}
+_NARROW = {
+    "bfloat16": "tl.bfloat16",
+    "float16": "tl.float16",
+    "int16": "tl.int16",
+    "int8": "tl.int8",
+    "uint8": "tl.uint8",
+}
 
 #: The engine's random words.
 _DRAW = "from ortmodule.triton_kernels.device_functions import word_of\n\n"
 
 
-class Source(NamedTuple):
+class KernelSource(NamedTuple):
     """``arguments``: a type of Triton's for each argument, in order; ``pointers``: which of them are addresses."""
 
     text: str
@@ -37,7 +43,7 @@ NAME = "chain"
 
 
 @functools.lru_cache(maxsize=1024)
-def source_of(text: str, how: str) -> Source:
+def source_of(text: str, how: str) -> KernelSource:
     """The kernel of a program, for operands that are read so. ``how``: as csrc/ops/chains/triton.h describes it."""
     return _Writer(read_program(text), *how.split("|")).source()
 
@@ -84,7 +90,7 @@ class _Writer:
 
     # --- the kernel ---------------------------------------------------------------------------------------------------
 
-    def source(self) -> Source:
+    def source(self) -> KernelSource:
         arguments = self.arguments()
         needed = self.needed()
         constants = ", ".join(["BLOCK: tl.constexpr"] + ["ROOM: tl.constexpr"] * self.program.has_rows)
@@ -107,7 +113,7 @@ class _Writer:
         text += _DRAW * self.program.draws
         text += f"\n@triton.jit\ndef {NAME}({', '.join(arguments)}, {constants}):\n"
         text += "".join(f"    {line}\n" for line in body)
-        return Source(text, NAME, arguments, tuple(name for name, kind in arguments.items() if kind[0] == "*"))
+        return KernelSource(text, NAME, arguments, tuple(name for name, kind in arguments.items() if kind[0] == "*"))
 
     def needed(self) -> set[int]:
         """Numbers of the values that the wanted results are made from."""
@@ -154,7 +160,7 @@ class _Writer:
         elif self.program.draws:
             self.put("low = seed_low.to(tl.uint32)", "high = seed_high.to(tl.uint32)")
 
-    def computed_class(self, step: Step) -> str:
+    def computed_class(self, step: KernelStep) -> str:
         kind = self.program.types[step.operands[0 if step.operator in ROW_OPERATORS else -1]]
         return COMPUTED.get(kind, kind)
 
@@ -198,7 +204,9 @@ class _Writer:
         self.put(f"rest{i} = at", f"offset{i} = tl.zeros_like(at)")
         for d in range(rank - 1, 0, -1):
             size = f"in{i}_size{d}.to({self.index})"
-            self.put(f"offset{i} += rest{i} % {size} * in{i}_stride{d}.to({self.index})", f"rest{i} = rest{i} // {size}")
+            self.put(
+                f"offset{i} += rest{i} % {size} * in{i}_stride{d}.to({self.index})", f"rest{i} = rest{i} // {size}"
+            )
         self.put(f"offset{i} += rest{i} * in{i}_stride0.to({self.index})")
         return f"offset{i}"
 
@@ -215,7 +223,7 @@ class _Writer:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def step(self, step: Step, needed: set[int]) -> None:
+    def step(self, step: KernelStep, needed: set[int]) -> None:
         operands = [self.values[n] if n >= 0 else None for n in step.operands]
         if step.operator in ROW_OPERATORS:
             kind = self.computed_class(step)
@@ -242,7 +250,7 @@ class _Writer:
         self.put(*lines)
         self.make(result, text)
 
-    def make(self, result: Result, text: str, computed: str = "") -> None:
+    def make(self, result: StepResult, text: str, computed: str = "") -> None:
         """Names a value, rounded as if it had been stored."""
         name = f"v{result.number}"
         if result.letter == "C":

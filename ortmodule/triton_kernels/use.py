@@ -1,7 +1,8 @@
 """Decides what a module's graphs have of Triton, by its settings, and saves kernels for a look at them.
 
-``ORTMODULE_TRITON_DEBUG`` writes a folder ``triton_debug`` in the current one, with a folder for each kernel: the nodes of the
-graph that it stands for (``original.txt``), its program (``processed.txt``), and its source (``kernel.py``).
+``ORTMODULE_TRITON_DEBUG`` writes a folder ``triton_debug`` in the current one, with a folder for each kernel: the
+nodes of the graph that it stands for (``original.txt``), its program (``processed.txt``), and its source
+(``kernel.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ortmodule.triton_kernels.source import source_of
 
 DEBUG_FOLDER = "triton_debug"
 #: Passes that make of nodes, which a kernel could have, one that it cannot have.
-PASSES_OFF = ("norm_residual", "embedding_norm", "softmax_dropout")
+PASSES_OFF = ("norm_residual", "embedding_norm", "softmax_dropout", "softmax_cast")
 _read = functools.lru_cache(maxsize=16)(read_rules)
 
 

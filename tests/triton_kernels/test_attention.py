@@ -1,4 +1,4 @@
-"""Flash attention by Triton, which the interpreter runs: the cases of FusedAttention, dropout, groups, causal masks, biases."""
+"""Flash attention by Triton, by the interpreter: the cases of FusedAttention, dropout, groups, causal masks, biases."""
 
 import copy
 from functools import cached_property
@@ -44,15 +44,19 @@ class Attention(nn.Module):
     def __init__(self, groups=4, drop=0.0, causal=False):
         super().__init__()
         self.groups, self.drop, self.causal = groups, drop, causal
+        self.register_buffer("seen", torch.ones(64, 64, dtype=torch.bool).tril())
 
     def forward(self, q, k, v, bias=None):
-        if self.groups != q.shape[1]:
-            k, v = (x.repeat_interleave(q.shape[1] // self.groups, 1) for x in (k, v))
-        if self.causal:
+        if self.causal and self.groups == q.shape[1]:
             return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.groups != q.shape[1]:
+            times = q.shape[1] // self.groups
+            k, v = (x[:, :, None].expand(-1, -1, times, -1, -1).flatten(1, 2) for x in (k, v))
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
         if bias is not None:
             scores = scores + bias
+        if self.causal:
+            scores = scores.masked_fill(~self.seen[: q.shape[-2], : k.shape[-2]], float("-inf"))
         weights = nn.functional.dropout(scores.softmax(-1), self.drop, self.training)
         return weights @ v
 
@@ -82,7 +86,10 @@ def asked_for(wrapped):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("groups", "causal", "queries", "keys"), [(4, False, 37, 50), (2, True, 40, 40), (1, False, 16, 70)])
+@pytest.mark.parametrize(
+    ("groups", "causal", "queries", "keys"),
+    [(4, False, 37, 50), (4, True, 40, 40), (2, True, 40, 40), (1, False, 16, 70)],
+)
 def test_groups_and_causal_masks(groups, causal, queries, keys, dtype):
     module, given = Attention(groups, causal=causal), inputs(queries, keys, groups, dtype=dtype)
     wrapped = flash(module)
@@ -90,7 +97,9 @@ def test_groups_and_causal_masks(groups, causal, queries, keys, dtype):
     for ours, theirs in zip(step(wrapped, given), step(module, given), strict=True):
         torch.testing.assert_close(ours, theirs, **close)
     lines = asked_for(wrapped)
-    assert len(lines) == 2 and all(f"triton={2 if causal else 1}" in line for line in lines)
+    # A mask that is data may hide anything; one of torch's operator is known to be causal.
+    which = 2 if causal and groups == 4 else 1
+    assert len(lines) == 2 and all(f"triton={which}" in line for line in lines)
 
 
 @pytest.mark.parametrize("bias", [(2, 4, 37, 37), (1, 4, 37, 37), (37, 37), (2, 1, 1, 37)], ids=str)

@@ -40,7 +40,8 @@ def programs_of(wrapped):
 def kernels_of(wrapped):
     """The operators of each kernel."""
     return [
-        tuple(line.split()[1] for line in text.splitlines() if line.startswith("step ")) for text in programs_of(wrapped)
+        tuple(line.split()[1] for line in text.splitlines() if line.startswith("step "))
+        for text in programs_of(wrapped)
     ]
 
 
@@ -74,7 +75,10 @@ def test_a_layer(dtype):
     module = Block()
     wrapped = ORTModule(copy.deepcopy(module), config=Config(use_triton=True, capture_share=float("inf")))
     for rows in (3, 5):
-        x, mask = torch.randn(2, rows, 24), torch.zeros(rows, rows).masked_fill(torch.ones(rows, rows).triu(1) > 0, -1e9)
+        x, mask = (
+            torch.randn(2, rows, 24),
+            torch.zeros(rows, rows).masked_fill(torch.ones(rows, rows).triu(1) > 0, -1e9),
+        )
         tolerance = {} if dtype is None else {"rtol": 0.05, "atol": 0.02}
         for ours, theirs in zip(step(wrapped, x, mask, dtype), step(module, x, mask, dtype), strict=True):
             torch.testing.assert_close(ours, theirs, **tolerance)

@@ -66,7 +66,12 @@ def test_a_gradient_comes_with_its_operator(read):
 
 @pytest.mark.parametrize(
     ("wanted", "condition"),
-    [("single", ("axes", 1, ())), ("constant", ("axes", 2, ())), ("[-1]", ("axes", 0, (-1,))), ([0, 1], ("axes", 0, (0, 1)))],
+    [
+        ("single", ("axes", 1, ())),
+        ("constant", ("axes", 2, ())),
+        ("[-1]", ("axes", 0, (-1,))),
+        ([0, 1], ("axes", 0, (0, 1))),
+    ],
 )
 def test_conditions(read, wanted, condition):
     rules = read({"ops": {"ReduceMax": {"versions": [13], "conditions": {"axes": wanted}}}})
@@ -130,26 +135,28 @@ class Tail(nn.Module):
 
 def kernels(path, x=None):
     """How many kernels the tail becomes, by the rules of a file."""
-    from tests.triton_kernels.test_models import kernels_of
+    from tests.triton_kernels.test_models import kernels_of, plans_of
 
     wrapped = ORTModule(Tail(), config=Config(use_triton=True, triton_config_file=str(path)))
     x = torch.randn(4, 8) if x is None else x
     torch.testing.assert_close(wrapped(x), Tail()(x))
+    assert [plan.fired.get("triton_fusion", 0) for plan in plans_of(wrapped)] == [len(kernels_of(wrapped))]
     return [list(ops) for ops in kernels_of(wrapped)]
 
 
 ALL = {"Add": {"versions": [14]}, "Sub": {"versions": [14]}, "Tanh": {"versions": [13]}, "Exp": {"versions": [13]}}
 SUM = {"versions": [13]}
+WHOLE = ["Add", "Tanh", "ReduceSum", "Sub", "Exp"]
 
 
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        ({"ops": {**ALL, "ReduceSum": SUM}}, [["Add", "Tanh", "ReduceSum", "Sub", "Exp"]]),
+        ({"ops": {**ALL, "ReduceSum": SUM}}, [WHOLE]),
         ({"ops": ALL}, [["Add", "Tanh"], ["Sub", "Exp"]]),
-        ({"ops": {**ALL, "ReduceSum": {**SUM, "conditions": {"axes": "[1]"}}}}, [["Add", "Tanh", "ReduceSum", "Sub", "Exp"]]),
+        ({"ops": {**ALL, "ReduceSum": {**SUM, "conditions": {"axes": "[1]"}}}}, [WHOLE]),
         ({"ops": {**ALL, "ReduceSum": {**SUM, "conditions": {"axes": "[0]"}}}}, [["Add", "Tanh"], ["Sub", "Exp"]]),
-        ({"ops": {**ALL, "ReduceSum": {**SUM, "conditions": {"axes": "single"}}}}, [["Add", "Tanh", "ReduceSum", "Sub", "Exp"]]),
+        ({"ops": {**ALL, "ReduceSum": {**SUM, "conditions": {"axes": "single"}}}}, [WHOLE]),
         ({"ops": ALL, "min_nodes": 3}, []),
         ({"ops": {**ALL, "Add": {"versions": [14], "is_no_op": True}}}, [["Sub", "Exp"]]),
         ({"ops": {**ALL, "Tanh": {"versions": [6]}}}, [["Sub", "Exp"]]),

@@ -516,10 +516,11 @@ kernel_fn triton_cuda; /* cuda/kernels/triton.c */
 
 /* --- records ---------------------------------------------------------------------------------------------------------- */
 
-static const attr triton_attrs[] = {
-    NO_DEFAULT("program", STRING), NO_DEFAULT("params", FLOATS), NO_DEFAULT("draws", INTS),
-    NO_DEFAULT("types", INTS),     NO_DEFAULT("letters", INTS),  NO_DEFAULT("shape", INTS),
-    NO_DEFAULT("kept", INT),       NO_DEFAULT("programs", INT),  {.name = NULL}};
+static const attr triton_attrs[] = {NO_DEFAULT("program", STRING), NO_DEFAULT("original", STRING),
+                                    NO_DEFAULT("params", FLOATS),  NO_DEFAULT("draws", INTS),
+                                    NO_DEFAULT("types", INTS),     NO_DEFAULT("letters", INTS),
+                                    NO_DEFAULT("shape", INTS),     NO_DEFAULT("kept", INT),
+                                    NO_DEFAULT("programs", INT),   {.name = NULL}};
 
 #define KERNEL(name_, flags_)                                                                                          \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .max_in = VARIADIC, .max_out = VARIADIC, .plain = ALL_OPERANDS,   \
