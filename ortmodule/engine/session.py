@@ -477,9 +477,10 @@ class Session:
             self.triton = None
         if self.triton is not None:
             maker.install()
-            off = self.disabled | sum(_core.passes()[name] for name in PASSES_OFF)
+            asked = [*given, self.triton.rules]
+            asked[3] = self.disabled | sum(_core.passes()[name] & ~self.disabled for name in PASSES_OFF)
             try:
-                plan = self.model.plan(*given[:3], off, *given[4:], self.triton.rules)
+                plan = self.model.plan(*asked)
             except TritonError as error:
                 warn_once(f"ORTMODULE_USE_TRITON: {error}; the engine's own kernels run instead")
                 self.triton = None
