@@ -366,7 +366,7 @@ def pointwise_operators() -> list[tuple[str, str, int]]:
     """Of our domain and without attributes: (name, name in ATen, operands)."""
 
 def pointwise_formulas() -> list[tuple[str, str, str, int, str, str]]:
-    """Of operators that chains have: (name, class of operands, class of the result, operands, formula, declarations)."""
+    """Of operators that chains have: (name, class of operands, of the result, operands, formula, declarations)."""
 
 def triton_maker(maker: object, interprets: bool, /) -> None:
     """Who makes Triton kernels from now on."""

@@ -18,8 +18,8 @@ FIRST = "attention"
 _POINTERS = ("q", "k", "v", "allowed", "bias", "y", "stats", "dy", "dq", "dk", "dv", "dbias")
 _NUMBERS = (
     "heads", "groups", "queries", "keys", "q_b", "q_s", "q_h", "k_b", "k_s", "k_h", "v_b", "v_s", "v_h", "y_b", "y_s",
-    "y_h", "dy_b", "dy_s", "dy_h", "a_b", "a_h", "a_q", "a_k", "b_b", "b_h", "b_q", "b_k", "scale", "factor", "key_and_least",
-    "seed_low", "seed_high",
+    "y_h", "dy_b", "dy_s", "dy_h", "a_b", "a_h", "a_q", "a_k", "b_b", "b_h", "b_q", "b_k", "scale", "factor",
+    "key_and_least", "seed_low", "seed_high",
 )  # fmt: skip
 
 
