@@ -257,7 +257,6 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     if (s != OK) raise_status(m, &c.err);
     else result = plan_object_new(m, object, &c, p, device); /* takes the context over, even when it fails */
     if (s == OK) ctx_init(&c);
-
 done:
     ctx_release(&c);
     ctx_release(&of_rules);

@@ -396,6 +396,10 @@ class Session:
         self.plans_made = 0
         self.plan_seconds = 0.0
 
+    def like(self, model: bytes, without: Iterable[str]) -> Session:
+        """Another model's, with what this one has of tuning, memory and Triton."""
+        return Session(model, without, tuning=self.tuning, memory=self.memory, triton=self.triton)
+
     def plan(
         self,
         specs: Sequence[Spec],

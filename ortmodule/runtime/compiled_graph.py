@@ -199,9 +199,7 @@ class CompiledGraph:
             written,
             dict(zip(self.session.inputs, tensors, strict=True)),
             setting,
-            lambda model: Session(
-                model, without, tuning=self.session.tuning, memory=self.session.memory, triton=self.session.triton
-            ),
+            lambda model: self.session.like(model, without),
         )
 
     def sessions(self) -> list[Session]:
