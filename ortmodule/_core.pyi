@@ -87,6 +87,7 @@ class Model:
         budget: int = 0,
         any_size: bool = False,
         clusters: Sequence[tuple[str, int, int]] | None = None,
+        triton: tuple | None = None,
     ) -> Plan:
         """A plan for these types and shapes, with ``any_size`` also of more memory than there is; -1 is the CPU."""
 
@@ -365,6 +366,12 @@ def operators() -> list[_Operator]:
 
 def pointwise_operators() -> list[tuple[str, str, int]]:
     """Of our domain and without attributes: (name, name in ATen, operands)."""
+
+def pointwise_formulas() -> list[tuple[str, str, str, int, str, str]]:
+    """Of operators that chains have: (name, class of operands, of the result, operands, formula, declarations)."""
+
+def triton_maker(maker: object, interprets: bool, /) -> None:
+    """Who makes Triton kernels from now on."""
 
 def recompute(
     steps: Sequence[tuple[Sequence[int], Sequence[int], float, int, bool]],

@@ -9,7 +9,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Packages in the order in which they may import each other: a later one imports earlier ones.
-PACKAGES = ("core", "guards", "host", "lowering", "engine", "capture", "runtime", "debug", "utils", "trainer", "compat")
+PACKAGES = (
+    "core",
+    "triton_kernels",
+    "guards",
+    "host",
+    "lowering",
+    "engine",
+    "capture",
+    "runtime",
+    "debug",
+    "utils",
+    "trainer",
+    "compat",
+)
 _HEAD = """# Modules of the package
 
 What each module is for, as its first line says it. Packages come in the order of imports: a package imports those

@@ -122,9 +122,10 @@ struct graph {
     int64_t folded,
         fold_most;       /* bytes of results that were computed while the graph was made; 0, or the most of them */
     bool padding_unseen; /* the caller reads no results of tokens that are padding */
-    bool attention_everywhere; /* FusedAttention is taken wherever it can be (passes/attention_fusion.c) */
-    bool as_written;           /* nothing is simplified (passes/clean_up.c) */
-    bool cuda;                 /* it will run on a GPU */
+    const struct triton_rules *triton; /* what becomes Triton kernels (graph/triton.h); NULL: nothing */
+    bool attention_everywhere;         /* FusedAttention is taken wherever it can be (passes/attention_fusion.c) */
+    bool as_written;                   /* nothing is simplified (passes/clean_up.c) */
+    bool cuda;                         /* it will run on a GPU */
     bool specialised;
     bool tidy;             /* nothing has changed since dead nodes were removed */
     bool in_backward;      /* nodes emitted now are backward nodes */

@@ -68,6 +68,30 @@ bool fused_rows_reads(const rows_chain *ch, const node *n, value *v);
 /* One node that computes the stages: out[i] stands for gives[i], and is of its shape. */
 MUST_USE status fused_rows_emit(graph *g, const rows_chain *ch, value **out);
 
+/* --- Triton kernels (ops/chains/triton.c) -------------------------------------------------------------------------- */
+
+/* The most nodes of one kernel, and the most values that it gives. */
+enum { TRITON_NODES = 48, TRITON_GIVES = 12, TRITON_READS = 24 };
+
+/* Nodes over elements of one shape, over its rows, or from one to the other; rows.kept is -1 while none knows of rows. */
+typedef struct triton_chain {
+    rows_chain rows; /* the shape and the kept axes alone */
+    int n_nodes, n_gives;
+    node *nodes[TRITON_NODES]; /* in an order in which operands come first */
+    value *gives[TRITON_GIVES];
+} triton_chain;
+
+/* Whether the rules take this node at all; *counts: it is one of those that a kernel needs so many of. */
+bool triton_takes(const graph *g, const node *n, bool *counts);
+/* Whether `n` needs whole rows: then their shape and how many axes are kept. */
+bool triton_folds(const node *n, shape *s, int *kept);
+/* Whether `n` may be a part of the kernel. */
+bool triton_holds(const triton_chain *ch, const node *n);
+/* Whether `n` may read as its operand `i` what a part of the kernel makes, the source of that operand. */
+bool triton_reads(const triton_chain *ch, const node *n, int i);
+/* One node for all of them: out[i] stands for gives[i], and is of its shape. */
+MUST_USE status triton_emit(graph *g, const triton_chain *ch, value **out);
+
 /* --- attention (ops/attention/attention.c, fused_attention.c) ------------------------------------------------------ */
 
 /* The longest rows of NarrowSoftmax, and the elements that it works on at a time. */

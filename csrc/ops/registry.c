@@ -15,7 +15,7 @@
     X(select) X(view) X(slice) X(movement) X(sequence) X(index) X(topk) X(nonzero) X(scatter) X(create) X(reduce)      \
         X(cumulative) X(scan) X(softmax) X(attention) X(fused_attention) X(loss) X(linear_loss) X(norm) X(embedding_norm)      \
             X(batchnorm) X(random) X(matmul) X(epilogue) X(einsum) X(conv) X(pool) X(resize) X(rnn) X(rotary) X(rows) X(fused)     \
-            X(fused_rows) \
+            X(fused_rows) X(triton) \
                 X(host_call)
 /* clang-format on */
 

@@ -11,6 +11,7 @@
 #include "passes/attention_mask.h"
 #include "passes/pipeline.h"
 
+#include "graph/triton.h"
 #include "ops/queries.h"
 
 #include <math.h>
@@ -26,6 +27,7 @@ typedef struct attention {
     int64_t key;
     bool safe;
     torch_attention torch, lists; /* lists: of rows, once attention_lengths has found them */
+    torch_attention triton;       /* which keys Triton's kernel is asked for */
     value *pack;                  /* which keys are packed, bool [B, 1, 1, K]; or NULL */
 } attention;
 
@@ -236,13 +238,19 @@ static status emit_attention(graph *g, const attention *a, const node *root, val
     const bool sized = a->pack; /* sizes that lists of rows do not show */
 
     TRY(emit_operands(g, a, in));
-    if (a->pack) TRY(pack_keys(g, a, in));
-    TRY(graph_emit(
-        g, "FusedAttention",
-        NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key), INT("safe", a->safe),
-                   INT("torch", a->torch), INT("lists", a->lists), INT("batch", sized ? a->q->shape.dim[0] : 0),
-                   INT("queries", sized ? a->q->shape.dim[2] : 0), INT("keys", sized ? a->v->shape.dim[2] : 0)),
-        a->pack ? OPERANDS : Q_ROWS, in, a->torch && a->ratio > 0 ? 3 : 2, y));
+    if (a->triton) {
+        const attr *attrs = NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key),
+                                       INT("safe", a->safe), INT("triton", a->triton));
+        TRY(graph_emit(g, "FusedAttention", attrs, Q_ROWS, in, 2, y));
+    } else {
+        if (a->pack) TRY(pack_keys(g, a, in));
+        TRY(graph_emit(
+            g, "FusedAttention",
+            NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key), INT("safe", a->safe),
+                       INT("torch", a->torch), INT("lists", a->lists), INT("batch", sized ? a->q->shape.dim[0] : 0),
+                       INT("queries", sized ? a->q->shape.dim[2] : 0), INT("keys", sized ? a->v->shape.dim[2] : 0)),
+            a->pack ? OPERANDS : Q_ROWS, in, a->torch && a->ratio > 0 ? 3 : 2, y));
+    }
     for (const use *u = root->out[0]->uses; u; u = u->next) /* tokens first is what its reader wants */
         if (node_swaps_middle_axes(u->user) && u->user->out[0]->n_uses) TRY(graph_replace(g, u->user->out[0], y[0]));
     return tokens_first(g, y[0], out);
@@ -311,6 +319,19 @@ static value *keys_to_pack(const graph *g, const attention *a, bool paying) {
     return m.keys;
 }
 
+/* Triton's flash attention, where a module asks for it: with masks, biases and dropout, but the gradient of a bias only where
+ * that has the shape of the scores. */
+static torch_attention by_triton(const graph *g, const attention *a) {
+    const shape *q = &a->q->shape, *v = &a->v->shape;
+    const shape scores = SHAPE(q->dim[0], q->dim[1], q->dim[2], v->dim[2]);
+
+    if (!g->triton || !g->triton->flash || a->q->type == F64 || of_some_rows(a->q)) return TORCH_NONE;
+    if (q->dim[3] > FUSED_ATTENTION_WIDTH || v->dim[3] > FUSED_ATTENTION_WIDTH) return TORCH_NONE;
+    if (a->bias && a->bias->needs_grad && !shape_equal(&a->bias->shape, &scores)) return TORCH_NONE;
+    return a->allowed && q->dim[2] == v->dim[2] && attention_mask_causal(a->allowed, q->dim[2]) ? TORCH_CAUSAL
+                                                                                                : TORCH_ALL;
+}
+
 enum { LONG = 1024 };
 
 static bool pays(const graph *g, const attention *a) {
@@ -328,6 +349,7 @@ static status fuse(graph *g, value *const v[], const node *root, where place, va
     if (!find_attention(v[WEIGHTS], &a) || !fits(&a, root) || !bias_fits(&a)) return OK;
     if (place == BY_FLASH_WITH_DROPOUT && a.ratio == 0) return OK;
     TRY(bias_to_mask(g, &a));
+    if ((a.triton = by_triton(g, &a))) return emit_attention(g, &a, root, out);
     if (a.ratio == 0 || place == BY_FLASH_WITH_DROPOUT) {
         const bool paying = place == BY_FLASH_WITH_DROPOUT || !g->attention_everywhere;
         a.torch = by_torch(g, &a, paying);

@@ -32,6 +32,7 @@ static status graph_for(ctx *c, const compile_options *o, graph **out) {
     (*out)->cuda = o->cuda;
     (*out)->padding_unseen = o->padding_unseen;
     (*out)->attention_everywhere = !(o->disabled_passes & pass_bit("efficient_attention"));
+    (*out)->triton = o->triton;
     (*out)->as_written = o->disabled_passes & pass_bit("clean_up");
     return OK;
 }

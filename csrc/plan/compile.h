@@ -12,6 +12,7 @@ typedef struct compile_options {
     const int64_t *sizes;
     const host *host;         /* tells what its nodes compute; NULL: models must not have any */
     bool padding_unseen;      /* the caller reads no results of tokens that are padding */
+    const struct triton_rules *triton; /* what becomes Triton kernels (graph/triton.h); NULL: nothing */
     uint64_t disabled_passes; /* bit i: pass i of the pipeline does not run */
     bool cuda;                /* for a GPU */
     bool any_size;           /* a plan that this machine has no memory for is made all the same: it will not run here */

@@ -157,22 +157,25 @@ static int parse_request(PyObject *clusters, int goal, recompute_request *out) {
     return bad;
 }
 
-PyDoc_STRVAR(plan_doc,
-             "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None,\n"
-             "     padding_unseen=False, device=-1, recompute=0, budget=0, any_size=False,\n"
-             "     clusters=None) -> Plan\n\n"
-             "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
-             "output_grads: which outputs receive a gradient; None plans inference only.\n"
-             "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
-             "output, the next of them: run it and ask again.\n"
-             "host: knows the nodes of Python's, if there are any (ortmodule/host/host_node.py).\n"
-             "padding_unseen: results for tokens that are padding may be zeros.\n"
-             "recompute: 1, backward computes layers again; 2, all that needs less memory.\n"
-             "budget: bytes that the arena and the results may have; MemoryError where they cannot.\n"
-             "any_size: no MemoryError where this machine has no memory for the plan's runs.\n"
-             "clusters: [(name, strategy, count), ...], what is computed again with recompute=0; the plan lists its\n"
-             "clusters, unless it is None.\n"
-             "device: the number of a GPU; -1 is the CPU.");
+PyDoc_STRVAR(
+    plan_doc,
+    "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None,\n"
+    "     padding_unseen=False, device=-1, recompute=0, budget=0, any_size=False,\n"
+    "     clusters=None, triton=None) -> Plan\n\n"
+    "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
+    "output_grads: which outputs receive a gradient; None plans inference only.\n"
+    "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
+    "output, the next of them: run it and ask again.\n"
+    "host: knows the nodes of Python's, if there are any (ortmodule/host/host_node.py).\n"
+    "padding_unseen: results for tokens that are padding may be zeros.\n"
+    "recompute: 1, backward computes layers again; 2, all that needs less memory.\n"
+    "budget: bytes that the arena and the results may have; MemoryError where they cannot.\n"
+    "any_size: no MemoryError where this machine has no memory for the plan's runs.\n"
+    "clusters: [(name, strategy, count), ...], what is computed again with recompute=0; the plan lists its\n"
+    "clusters, unless it is None.\n"
+    "triton: what becomes Triton kernels, (least nodes, constants in the text, flash attention, widest row, [(operator,\n"
+    "classes of operands, does it not count, [(attribute, what it has to be, numbers), ...]), ...]).\n"
+    "device: the number of a GPU; -1 is the CPU.");
 
 /* Nothing of a plan is refused when it runs. */
 static status check_there(ctx *c, const plan *p, int device) {
@@ -195,11 +198,21 @@ static status make_plan(ctx *c, const graph *g, const input_spec *specs, const c
     return s;
 }
 
+/* Types, shapes and needs for gradients of the inputs; `needed`: room for a flag each. */
+static int parse_inputs(const graph *g, PyObject *inputs, PyObject *needs, input_spec *specs, bool *needed) {
+    if (parse_specs(inputs, g->n_inputs, specs) < 0) return -1;
+    if (parse_flags(needs, g->n_inputs, "needs_grad flags", "inputs", needed) < 0) return -1;
+    for (int i = 0; i < g->n_inputs; i++) specs[i].needs_grad = needed[i];
+    return 0;
+}
+
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes",    "host", "padding_unseen",
-                     "device", "recompute",  "budget",       "any_size",        "clusters", NULL};
+    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes",    "host",   "padding_unseen",
+                     "device", "recompute",  "budget",       "any_size",        "clusters", "triton", NULL};
     module_state *m = state_of((PyObject *)Py_TYPE(object));
-    PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *from_host = NULL, *clusters = Py_None, *result = NULL;
+    PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *from_host = NULL, *clusters = Py_None;
+    PyObject *triton = Py_None, *result = NULL;
+    const struct triton_rules *rules = NULL;
     int64_t sizes[MOST_SIZES];
     int n_sizes = 0, device = ON_CPU, unseen = 0, any_size = 0, goal = RECOMPUTE_NOTHING;
     unsigned long long off = 0;
@@ -208,14 +221,17 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     graph *g = check_graph(object);
     input_spec *specs = NULL;
     bool *needed = NULL, *flags = NULL;
+    python_host from_python;
     plan *p = NULL;
-    ctx c;
+    ctx c, of_rules;
     status s;
 
     ctx_init(&c);
-    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiLpO:plan", names, &inputs, &needs, &grads, &off,
-                                           &known, &from_host, &unseen, &device, &goal, &budget, &any_size, &clusters))
+    if (!g ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiLpOO:plan", names, &inputs, &needs, &grads, &off, &known,
+                                     &from_host, &unseen, &device, &goal, &budget, &any_size, &clusters, &triton))
         return NULL;
+    ctx_init(&of_rules);
     specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
     needed = calloc((size_t)g->n_inputs + 1, sizeof *needed);
     flags = calloc((size_t)g->n_outputs + 1, sizeof *flags);
@@ -224,30 +240,26 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
         goto done;
     }
     if (known && (n_sizes = parse_sizes(known, sizes)) < 0) goto done;
-    if (parse_specs(inputs, g->n_inputs, specs) < 0) goto done;
-    if (parse_flags(needs, g->n_inputs, "needs_grad flags", "inputs", needed) < 0) goto done;
-    if (parse_request(clusters, goal, &again) < 0) goto done;
-    for (int i = 0; i < g->n_inputs; i++) specs[i].needs_grad = needed[i];
+    if (parse_inputs(g, inputs, needs, specs, needed) < 0 || parse_request(clusters, goal, &again) < 0) goto done;
+    if (parse_triton_rules(&of_rules, triton, &rules) < 0) goto done;
     if (grads != Py_None && parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", flags) < 0) goto done;
-    {
-        python_host from_python;
-        compile_options o = {.output_grads = grads == Py_None ? NULL : flags,
-                             .disabled_passes = off,
-                             .n_sizes = n_sizes,
-                             .sizes = sizes,
-                             .host = python_host_init(&from_python, from_host),
-                             .padding_unseen = unseen,
-                             .cuda = device != ON_CPU,
-                             .any_size = any_size,
-                             .again = again};
-        s = make_plan(&c, g, specs, &o, budget, device, &p);
-    }
+    compile_options o = {.output_grads = grads == Py_None ? NULL : flags,
+                         .disabled_passes = off,
+                         .n_sizes = n_sizes,
+                         .sizes = sizes,
+                         .host = python_host_init(&from_python, from_host),
+                         .padding_unseen = unseen,
+                         .triton = rules,
+                         .cuda = device != ON_CPU,
+                         .any_size = any_size,
+                         .again = again};
+    s = make_plan(&c, g, specs, &o, budget, device, &p);
     if (s != OK) raise_status(m, &c.err);
     else result = plan_object_new(m, object, &c, p, device); /* takes the context over, even when it fails */
     if (s == OK) ctx_init(&c);
-
 done:
     ctx_release(&c);
+    ctx_release(&of_rules);
     free(specs);
     free(needed);
     free(flags);

@@ -275,6 +275,12 @@ static PyMethodDef methods[] = {
          "kernels have failed")},
     {"tuning_uses", core_tuning_uses, METH_NOARGS,
      PyDoc_STR("tuning_uses() -> {way: how many products of this process went it because the table says so}")},
+    {"triton_maker", core_triton_maker, METH_VARARGS,
+     PyDoc_STR(
+         "triton_maker(object, interprets): who makes Triton kernels from now on (ortmodule/triton_kernels/maker.py)")},
+    {"pointwise_formulas", core_pointwise_formulas, METH_NOARGS,
+     PyDoc_STR("pointwise_formulas() -> [(operator, class of operands, class of the result, operands, expression,\n"
+               "declarations before it), ...], in C, of the operators that chains on a GPU have")},
     {"read", core_read, METH_VARARGS,
      PyDoc_STR("read(tensor, device, stream=0) -> Number: an int64 scalar of a GPU's, on its way to the host as soon\n"
                "as the stream gets there")},

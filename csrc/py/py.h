@@ -106,6 +106,13 @@ int tensor_kind_equal(const tensor_kind *a, const tensor_kind *b);
 /* Function of the module: recompute(steps, values, n_forward, target). */
 PyObject *core_recompute(PyObject *module, PyObject *args);
 
+/* Functions of the module: triton_maker(object, interprets), pointwise_formulas(). */
+PyObject *core_triton_maker(PyObject *module, PyObject *args);
+PyObject *core_pointwise_formulas(PyObject *module, PyObject *unused);
+struct triton_rules;
+/* The rules that Model.plan is given, in memory of `c`; *out is NULL for None. -1 with an exception set. */
+int parse_triton_rules(ctx *c, PyObject *rules, const struct triton_rules **out);
+
 PyObject *model_type_new(PyObject *module);
 PyObject *watch_type_new(PyObject *module);
 PyObject *plan_type_new(PyObject *module);

@@ -289,19 +289,24 @@ class Config:
     )
     use_triton: bool = _setting(
         FLAG, False,
-        "elementwise operators and reductions compiled with Triton", exists=False,
+        "on a GPU from compute capability 8.0 on, parts of the graph (pointwise operators, reductions, softmaxes and "
+        "norms of rows, and their gradients) are kernels that Triton compiles, see [Triton](architecture/triton.md); "
+        "on the CPU only with Triton's interpreter (`TRITON_INTERPRET=1`), for tests",
     )
     triton_config_file: str = _setting(
         PATH, "",
-        "JSON file: which operators Triton takes", exists=False,
+        "a JSON file that says which operators become Triton kernels: `{\"ops\": {\"Add\": {\"versions\": [13, 14]}, "
+        "\"ReduceSum\": {\"versions\": [13], \"conditions\": {\"axes\": \"[-1]\"}}}, \"initializer\": \"scalar\", "
+        "\"min_nodes\": 2}`; all that there is a kernel for if it is empty",
     )
     triton_debug: bool = _setting(
         FLAG, False,
-        "save subgraphs and code to `triton_debug/`", exists=False,
+        "save each part that became a Triton kernel, its program and its source to `triton_debug/`",
     )
     use_flash_attention: bool = _setting(
         FLAG, False,
-        "flash attention written in Triton", exists=False,
+        "attention is a flash attention written in Triton, forward and backward, with masks, biases, dropout and "
+        "groups of heads; needs `USE_TRITON`",
     )
     enable_tuning: bool = _setting(
         FLAG, False,

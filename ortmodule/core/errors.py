@@ -24,6 +24,10 @@ class CompatError(_core.Error, ValueError):
     """A compatibility name cannot do what was asked for; the sentence says why."""
 
 
+class TritonError(_core.Error):
+    """Triton made no kernel of a part of a graph; the sentence has its reason."""
+
+
 class Cause(Enum):
     """Why a call cannot be run by the engine; the value is the policy that allows PyTorch to take over."""
 

@@ -18,12 +18,14 @@ import torch
 
 from ortmodule import _core
 from ortmodule.core.dtypes import DTYPES
-from ortmodule.core.errors import Mismatch
-from ortmodule.core.logger import ENGINE
+from ortmodule.core.errors import Mismatch, TritonError
+from ortmodule.core.logger import ENGINE, warn_once
 from ortmodule.core.names import STATE
 from ortmodule.core.torch_private import raw_stream
 from ortmodule.engine.autotune import Tuning
 from ortmodule.host.host_node import Calls, Known, Node
+from ortmodule.triton_kernels import maker
+from ortmodule.triton_kernels.use import PASSES_OFF, TritonUse
 
 #: What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
 ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
@@ -373,14 +375,16 @@ class Session:
         graphs: bool = False,
         tuning: Tuning | None = None,
         memory: MemoryGoal | None = None,
+        triton: TritonUse | None = None,
     ) -> None:
         """``without``: names of passes that are not to run. KeyError for one that there is not. ``nodes``: those that
         PyTorch runs, by their numbers in the model. ``padding_unseen``: results for tokens that are padding may be
         zeros. ``graphs``: steps on a GPU may become CUDA graphs. ``tuning``: measures the products of plans.
-        ``memory``: what a step with its backward may take."""
+        ``memory``: what a step with its backward may take. ``triton``: what becomes Triton kernels."""
         self.model = _core.Model(model)
         self.known = Known(nodes) if nodes else None
         self.graphs, self.tuning, self.memory = graphs, tuning, memory or MemoryGoal(0, 0)
+        self.triton = triton
         self.disabled, self.padding_unseen = sum({_core.passes()[name] for name in without}), padding_unseen
         self.inputs: list[str] = self.model.inputs
         self.outputs: list[str] = self.model.outputs
@@ -391,6 +395,10 @@ class Session:
         self.largest: tuple[_core.Plan, tuple[Spec, ...]] | None = None
         self.plans_made = 0
         self.plan_seconds = 0.0
+
+    def like(self, model: bytes, without: Iterable[str]) -> Session:
+        """Another model's, with what this one has of tuning, memory and Triton."""
+        return Session(model, without, tuning=self.tuning, memory=self.memory, triton=self.triton)
 
     def plan(
         self,
@@ -459,12 +467,31 @@ class Session:
         device = -1 if gpu is None else gpu.index or 0
         goal = (0, 0) if of[2] is None else memory.of(self.inputs, *of[:2])
         given = *of, self.disabled, sizes, calls, self.padding_unseen, device, *goal, any_size, memory.clusters
-        plan = self.model.plan(*given)
+        plan = self._plan_with_triton(given, gpu)
         if gpu is None:
             return plan
         if plan.constant_bytes:
             plan.keep(aligned_bytes(plan.constant_bytes, gpu), stream_of(gpu))
         return plan
+
+    def _plan_with_triton(self, given: tuple[Any, ...], gpu: torch.device | None) -> _core.Plan:
+        """The plan, with Triton kernels where they are asked for and can be made."""
+        if self.triton is not None and (reason := maker.refusal(gpu)):
+            warn_once(f"ORTMODULE_USE_TRITON has no effect: {reason}; the engine's own kernels run instead")
+            self.triton = None
+        if self.triton is not None:
+            maker.install()
+            asked = [*given, self.triton.rules]
+            asked[3] = self.disabled | sum(_core.passes()[name] & ~self.disabled for name in PASSES_OFF)
+            try:
+                plan = self.model.plan(*asked)
+            except TritonError as error:
+                warn_once(f"ORTMODULE_USE_TRITON: {error}; the engine's own kernels run instead")
+                self.triton = None
+            else:
+                self.triton.save(plan)
+                return plan
+        return self.model.plan(*given)
 
     def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> Callable[[], Any]:
         """Runs a plan that is a ``prologue``. The result says the next size that data decides; on a GPU it waits for

@@ -42,6 +42,7 @@ from ortmodule.runtime.module_state import ModuleState
 from ortmodule.runtime.read_checks import MOST_SHAPES, ReadChecks
 from ortmodule.runtime.segments import Segment, segments_of
 from ortmodule.runtime.shared_memory import overlap, put
+from ortmodule.triton_kernels.use import TritonUse
 
 _NO_RESULT = torch.empty(0)
 #: The structure of a result that is one tensor, with nothing that forward puts into attributes.
@@ -134,10 +135,10 @@ class CompiledGraph:
         self.missed = 0  # runs that did not hold
         self.origin = self  # the one that stands among the graphs of its key
         self.lengths: Lengths | None = None  # the graphs of other lengths of its loop
-        off, unseen = config.passes_off, config.padding_unseen
-        model = capture.model.SerializeToString()
+        off, unseen, model = config.passes_off, config.padding_unseen, capture.model.SerializeToString()
         memory = MemoryGoal(config.memory_opt_level, config.memory_budget, clusters=_clusters(config))
-        self.session = Session(model, off, trace.nodes, unseen, config.enable_cuda_graphs, tuning, memory)
+        graphs, triton = config.enable_cuda_graphs, TritonUse.of(config)
+        self.session = Session(model, off, trace.nodes, unseen, graphs, tuning, memory, triton)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
         self.session.memory = memory._replace(beside=_bytes_beside(tree, self.feeds))
         #: Where the tensors of a run are: (number of the caller's input, None, None), or (-1, dictionary, key).
@@ -205,7 +206,7 @@ class CompiledGraph:
             written,
             dict(zip(self.session.inputs, tensors, strict=True)),
             setting,
-            lambda model: Session(model, without, tuning=self.session.tuning, memory=self.session.memory),
+            lambda model: self.session.like(model, without),
         )
 
     def sessions(self) -> list[Session]:

@@ -52,6 +52,7 @@ from ortmodule.runtime.held_arguments import taken_from_module
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
 from ortmodule.runtime.reruns import Reruns
 from ortmodule.runtime.usage import Usage
+from ortmodule.triton_kernels.use import TritonUse
 
 _NOTHING = object()
 #: Structures of arguments that are remembered.
@@ -111,6 +112,7 @@ class Dispatcher:
         self.observers, self.saver, self.report = attach.observers(self), attach.saver(self), attach.report
         self.clusters = attach.clusters(self)
         self.tuning = Tuning.of(config)
+        TritonUse.of(config)  # an error of its file is one of the wrapping
         self.refusals = Refusals(self.log)
         self.states = ModuleStates(module)
         self.interpret, self._wrap = attach.interpret, attach.wrap

@@ -561,5 +561,5 @@ def test_config_is_frozen_and_its_values_are_checked():
 
 
 def test_config_for_what_does_not_exist_yet_warns():
-    with pytest.warns(UserWarning, match="ORTMODULE_USE_TRITON \\(Config\\) is accepted, but has no effect yet"):
-        ORTModule(nn.Linear(2, 2), config=Config(use_triton=True))
+    with pytest.warns(UserWarning, match="ORTMODULE_EXPORTER \\(Config\\) is accepted, but has no effect yet"):
+        ORTModule(nn.Linear(2, 2), config=Config(exporter="dynamo"))

@@ -12,6 +12,7 @@
 #include "fake.h"
 
 #include <dlfcn.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -39,6 +40,7 @@ static char the_contexts[DEVICES], the_library; /* their addresses are handles *
 /* Kernels that were compiled at run time: a shared object, loaded from memory. */
 typedef struct loaded {
     void *handle;
+    struct called *called; /* instead of a handle */
 } loaded;
 static _Thread_local void *bound;
 static int launches[DEVICES];
@@ -175,6 +177,35 @@ static int load_compiled(void **out, const char *image) {
     return SUCCESS;
 }
 
+/* "callback <address> <parameters>": a kernel of many parameters of 8 bytes each, which a function of the test runs. */
+typedef struct called {
+    emulated_kernel kernel; /* first: what a launch is given; without `run` */
+    int (*run)(unsigned blocks, unsigned threads, unsigned shared, const uint64_t *parameters);
+} called;
+
+static int load_called(void **out, const char *image) {
+    uintptr_t address;
+    unsigned count;
+    called *c = calloc(1, sizeof *c);
+    loaded *l = calloc(1, sizeof *l);
+
+    if (!c || !l || sscanf(image, "callback %" SCNxPTR " %u", &address, &count) != 2)
+        return complain(INVALID_VALUE, "an image that is none");
+    c->kernel.bytes = count * sizeof(uint64_t);
+    memcpy(&c->run, &address, sizeof c->run);
+    l->called = c;
+    libraries++;
+    *out = l;
+    return SUCCESS;
+}
+
+EXPORT int cuKernelSetAttribute(int attribute, int value, void *kernel, int device) {
+    ENTER();
+    if (attribute != 8 || value <= 0 || !kernel || device < 0 || device >= DEVICES)
+        return complain(INVALID_VALUE, "an attribute of a kernel");
+    return SUCCESS;
+}
+
 EXPORT int cuDeviceGetAttribute(int *out, int attribute, int device) {
     ENTER();
     if (device < 0 || device >= DEVICES || (attribute != 75 && attribute != 76))
@@ -188,6 +219,7 @@ EXPORT int cuLibraryLoadData(void **out, const void *image, void *jit_options, v
     ENTER();
     if (fake_capturing()) return complain(INVALID_VALUE, "kernels are loaded during a capture");
     if (image && strncmp(image, "compiled", 8) == 0) return load_compiled(out, image);
+    if (image && strncmp(image, "callback", 8) == 0) return load_called(out, image);
     if (!image || strncmp(image, "emulated", 8) != 0) return complain(INVALID_VALUE, "an image that is none");
     if (jit_options || jit_values || n_jit || options || values || n) return complain(INVALID_VALUE, "options");
     libraries++;
@@ -199,7 +231,8 @@ EXPORT int cuLibraryUnload(void *library) {
     (void)fake_enter();
     if (!library || libraries == 0) return complain(INVALID_HANDLE, "a library that was not loaded");
     if (library != &the_library) {
-        (void)dlclose(((loaded *)library)->handle);
+        if (((loaded *)library)->handle) (void)dlclose(((loaded *)library)->handle);
+        free(((loaded *)library)->called);
         free(library);
     }
     libraries--;
@@ -210,6 +243,7 @@ EXPORT int cuLibraryGetKernel(void **out, void *library, const char *name) {
     Dl_info info;
     ENTER();
     if (!library || libraries == 0) return complain(INVALID_HANDLE, "a library that was not loaded");
+    if (library != &the_library && ((loaded *)library)->called) return *out = ((loaded *)library)->called, SUCCESS;
     if (library != &the_library) return (*out = dlsym(((loaded *)library)->handle, name)) ? SUCCESS : NOT_FOUND;
     if (!dladdr(&the_library, &info)) return NOT_FOUND;
     void *self = dlopen(info.dli_fname, RTLD_NOLOAD | RTLD_LAZY);
@@ -224,7 +258,7 @@ enum { MOST_ARGUMENT = 4096 };
 
 typedef struct launch {
     const emulated_kernel *f;
-    unsigned blocks, threads;
+    unsigned blocks, threads, shared;
     int device;
     _Alignas(16) char argument[MOST_ARGUMENT];
 } launch;
@@ -234,6 +268,10 @@ static int run_launch(const void *data) {
     const char *why = NULL;
     int done;
 
+    if (!l->f->run)
+        return ((const called *)l->f)->run(l->blocks, l->threads, l->shared, (const uint64_t *)l->argument)
+                   ? SUCCESS
+                   : complain(LAUNCH_FAILED, "a function of the test");
     (void)pthread_mutex_lock(&lock);
     done = emulate(l->f, l->blocks, l->threads, l->argument, &why);
     launches[l->device]++;
@@ -245,16 +283,18 @@ static int run_launch(const void *data) {
 EXPORT int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                           unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
                           void **extra) {
-    launch l = {.f = function, .blocks = grid_x, .threads = block_x};
+    launch l = {.f = function, .blocks = grid_x, .threads = block_x, .shared = shared};
 
     ENTER();
     NEED_CONTEXT();
     if (!function || libraries == 0) return complain(INVALID_HANDLE, "a kernel that was not looked up");
-    if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || shared || extra || !parameters)
+    if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || extra || !parameters || (shared && l.f->run))
         return complain(INVALID_VALUE, "arguments of a launch");
     if (l.f->bytes > MOST_ARGUMENT) return complain(INVALID_VALUE, "an argument that is too large");
     l.device = device_of(bound);
-    memcpy(l.argument, parameters[0], l.f->bytes);
+    if (l.f->run) memcpy(l.argument, parameters[0], l.f->bytes);
+    for (size_t i = 0; !l.f->run && i < l.f->bytes / sizeof(uint64_t); i++)
+        memcpy(l.argument + i * sizeof(uint64_t), parameters[i], sizeof(uint64_t));
     return fake_give(stream, run_launch, &l, offsetof(launch, argument) + l.f->bytes);
 }
 

@@ -23,6 +23,7 @@ from tests.passes.test_rows import LANGUAGE, SMALL, Loss, graphs, language, with
 
 #: Passes that are compared with PyTorch in another way, and where.
 ELSEWHERE = {
+    "triton_fusion": "../triton_kernels/test_cases.py",
     "clean_up": "test_passes.py::test_clean_up",
     "softmax_dropout": "test_dropout.py::test_dropout_within_a_softmax",
     "relu_dropout": "test_dropout.py::test_dropout_behind_a_relu",

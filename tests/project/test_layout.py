@@ -136,7 +136,7 @@ def test_memory_of_a_gpu_is_torchs():
 # --- the Python package -----------------------------------------------------------------------------------------------
 
 #: A package imports itself and those before it; modules at the root may import all.
-PACKAGES = ["core", "guards", "host", "lowering", "engine", "capture", "runtime", "debug", "utils"]
+PACKAGES = ["core", "triton_kernels", "guards", "host", "lowering", "engine", "capture", "runtime", "debug", "utils"]
 PACKAGE = ROOT / "ortmodule"
 MODULES = sorted(path for name in PACKAGES for path in (PACKAGE / name).rglob("*.py"))
 

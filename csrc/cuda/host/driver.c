@@ -36,6 +36,7 @@ typedef struct update_result {
                           void *options, void **values, unsigned n))                                                   \
     F(cuLibraryUnload, (void *library))                                                                                \
     F(cuLibraryGetKernel, (void **out, void *library, const char *name))                                               \
+    F(cuKernelSetAttribute, (int attribute, int value, void *kernel, int device))                                      \
     F(cuLaunchKernel,                                                                                                  \
       (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,          \
        unsigned block_z, unsigned shared, void *stream, void **parameters, void **extra))                              \
@@ -70,6 +71,7 @@ static driver_functions driver;
 static bool is_loaded;
 
 enum { CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_FOUND = 500, CUDA_CAPTURE_IMPLICIT = 906 };
+enum { DYNAMIC_SHARED_BYTES = 8, SHARED_BY_DEFAULT = 48 << 10 };
 enum { HOST_ALLOC_PORTABLE = 1, HOST_ALLOC_MAPPED = 2 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
 enum { STREAM_NON_BLOCKING = 1, CAPTURE_THREAD_LOCAL = 1, EVENT_WITHOUT_TIME = 2 };
@@ -313,15 +315,23 @@ status cuda_load(ctx *c, const void *image, kernel *f) {
     return OK;
 }
 
-status cuda_launch(ctx *c, const call *k, kernel *f, geometry g, const void *args) {
-    void *function, *parameters[] = {(void *)(uintptr_t)args};
+status cuda_launch_with(ctx *c, const call *k, kernel *f, geometry g, int shared, void **parameters) {
+    void *function;
+    int result = 0;
 
     TRY_AT(c, find(c, f, &function), "looking for the kernel %s", f->name);
     if (k->cuda->dry || g.blocks == 0) return OK;
-    int result = driver.cuLaunchKernel(function, (unsigned)g.blocks, 1, 1, (unsigned)g.threads, 1, 1, 0,
-                                       k->cuda->stream, parameters, NULL);
+    if (shared > SHARED_BY_DEFAULT)
+        CALL(c, cuKernelSetAttribute, DYNAMIC_SHARED_BYTES, shared, function, k->cuda->device);
+    result = driver.cuLaunchKernel(function, (unsigned)g.blocks, 1, 1, (unsigned)g.threads, 1, 1, (unsigned)shared,
+                                   k->cuda->stream, parameters, NULL);
     if (result == 0) return OK;
     return blame(c, refuse(c, result, "cuLaunchKernel"), "starting the kernel %s", f->name);
+}
+
+status cuda_launch(ctx *c, const call *k, kernel *f, geometry g, const void *args) {
+    void *parameters[] = {(void *)(uintptr_t)args};
+    return cuda_launch_with(c, k, f, g, 0, parameters);
 }
 
 status cuda_fill(ctx *c, const call *k, void *memory, unsigned char byte, size_t bytes) {

@@ -64,6 +64,8 @@ typedef struct geometry {
 
 /* Starts kernel `f` with one argument, the structure at `args`. Nothing is started for 0 blocks. */
 MUST_USE status cuda_launch(ctx *c, const call *k, kernel *f, geometry g, const void *args);
+/* The same with several parameters, and bytes of shared memory that the kernel does not declare itself. */
+MUST_USE status cuda_launch_with(ctx *c, const call *k, kernel *f, geometry g, int shared, void **parameters);
 /* `bytes` bytes of a value; zero bytes. */
 MUST_USE status cuda_fill(ctx *c, const call *k, void *memory, unsigned char byte, size_t bytes);
 MUST_USE status cuda_clear(ctx *c, const call *k, void *memory, size_t bytes);

@@ -73,6 +73,13 @@ int chain_step_kind(const op_def *op, tile_class from, tile_class to) {
     return -1;
 }
 
+bool chain_step_formula(int kind, step_formula *out) {
+    if (kind < 0 || kind >= STEP_KINDS) return false;
+    const row *r = &rows[kind];
+    *out = (step_formula){r->name, r->expression, r->before, r->from, r->to, r->operands};
+    return true;
+}
+
 /* --- text --------------------------------------------------------------------------------------------------------- */
 
 typedef struct writer {

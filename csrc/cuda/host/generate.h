@@ -8,6 +8,15 @@
 /* The step that is this operator, of operands whose last is of class `from`; -1: there is none. */
 int chain_step_kind(const op_def *op, tile_class from, tile_class to);
 
+/* A step by its number: the operator, the classes, how many operands, the formula and what it declares, as C. The formula is
+ * empty for what is written out in its own way. False: there are no more. */
+typedef struct step_formula {
+    const char *name, *expression, *before;
+    tile_class from, to;
+    int operands;
+} step_formula;
+bool chain_step_formula(int kind, step_formula *out);
+
 /* How many elements a thread of the compiled kernel takes at a time: 4, or 8 where any is narrower than 32 bits. */
 int chain_at_once(const chain_program *p);
 /* How a compiled kernel for `at_once` elements at a time reads an operand. */

@@ -7,6 +7,7 @@
 
 #ifdef ORT_HOST
 #include "cuda/kernels/torch_attention.h"
+#include "cuda/kernels/triton.h"
 
 kernel_fn fused_attention_cuda;
 size_t fused_attention_cuda_workspace(const node *n);
@@ -19,6 +20,8 @@ status fused_attention_cuda(ctx *c, const call *k) {
     bool done;
 
     if (tensor_count(&k->out[0]) == 0) return OK;
+    TRY(triton_attention_start(c, k, &done));
+    if (done) return OK;
     TRY(torch_attention_forward(c, k, &done));
     if (done) return OK;
     TRY(check_lengths(c, k, &a));

@@ -10,6 +10,7 @@
 
 #ifdef ORT_HOST
 #include "cuda/kernels/torch_attention.h"
+#include "cuda/kernels/triton.h"
 
 kernel_fn fused_attention_grad_cuda;
 size_t fused_attention_grad_cuda_workspace(const node *n);
@@ -36,6 +37,8 @@ status fused_attention_grad_cuda(ctx *c, const call *k) {
     const int64_t down = tiles(a.queries.length, type), across = tiles(a.keys.length, type);
     bool done;
 
+    TRY(triton_attention_start(c, k, &done));
+    if (done) return OK;
     TRY(torch_attention_backward(c, k, &done));
     if (done) return OK;
     TRY(check_lengths(c, k, &a));

@@ -66,9 +66,10 @@ size_t fused_attention_grad_cuda_workspace(const node *n);
 
 /* `batch`, `queries`, `keys`: sizes that lists of rows do not show. `torch`: which keys a kernel of torch's is asked for,
  * and `lists`: which it is to be asked for where attention_lengths finds the lists of rows that match the mask. */
-static const attr attrs[] = {FLOAT("scale", 1),        FLOAT("ratio", 0), INT("key", 0),  INT("safe", 1),
-                             INT("batch", 0),          INT("queries", 0), INT("keys", 0), INT("torch", TORCH_NONE),
-                             INT("lists", TORCH_NONE), {.name = NULL}};
+static const attr attrs[] = {
+    FLOAT("scale", 1),        FLOAT("ratio", 0),         INT("key", 0),  INT("safe", 1),
+    INT("batch", 0),          INT("queries", 0),         INT("keys", 0), INT("torch", TORCH_NONE),
+    INT("lists", TORCH_NONE), INT("triton", TORCH_NONE), {.name = NULL}};
 
 #define OURS(name_, most_in, most_out)                                                                                 \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 3, .max_in = most_in, .max_out = most_out,              \

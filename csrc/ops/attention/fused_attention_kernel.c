@@ -11,6 +11,7 @@
 #include "core/vmath.h"
 #include "gemm/gemm.h"
 #include "ops/attention/fused_attention.h"
+#include "ops/attention/triton_attention.h"
 #include "ops/pointwise/dropout.h"
 
 #include <string.h>
@@ -360,9 +361,11 @@ static void clear_repetitions(const side *s, void *rows, int64_t bytes) {
 status fused_attention_cpu(ctx *c, const call *k) {
     const job j = job_of(k);
     const int64_t blocks = (j.queries.length + ROWS - 1) / ROWS;
+    bool done;
 
-    (void)c;
-    if (tensor_count(&k->out[0]) == 0 || fused_attention_shim(k)) return OK;
+    if (tensor_count(&k->out[0]) == 0) return OK;
+    TRY(triton_attention_cpu(c, k, &done));
+    if (done || fused_attention_shim(k)) return OK;
     clear_repetitions(&j.queries, k->out[0].data, j.heads * j.value_width * j.size);
     if (tensor_present(&k->out[1])) clear_repetitions(&j.queries, k->out[1].data, 2 * j.heads * j.wide_size);
     parallel_for(j.batch * j.heads * blocks,
@@ -511,9 +514,10 @@ status fused_attention_grad_cpu(ctx *c, const call *k) {
     job j = job_of(k);
     char *work = k->work;
     int64_t units;
+    bool done;
 
-    (void)c;
-    if (fused_attention_grad_shim(k)) return OK;
+    TRY(triton_attention_cpu(c, k, &done));
+    if (done || fused_attention_grad_shim(k)) return OK;
     for (int i = 1; i <= 2; i++) {
         char **sums = i == 1 ? &j.dk : &j.dv;
         if (!tensor_present(&k->out[i])) continue;

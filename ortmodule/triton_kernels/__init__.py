@@ -1,0 +1,1 @@
+"""Writes, compiles and interprets Triton kernels for parts of a graph (docs/architecture/triton.md)."""
