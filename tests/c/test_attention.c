@@ -214,6 +214,45 @@ TEST(attention_takes_the_rows_that_are_there) {
     ctx_release(&c);
 }
 
+TEST(a_mask_that_a_list_of_rows_stands_for_is_dropped) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *q = INPUT(g, "q", F32, 5, 3, 2), *k = INPUT(g, "k", F32, 5, 3, 2), *v = INPUT(g, "v", F32, 5, 3, 7);
+    value *mask = INPUT(g, "mask", BOOL, 2, 4), *rest = INPUT(g, "rest", BOOL, 1, 1, 4, 4), *y;
+    value *rows = NODE_WITH(g, "RowIndex", NODE_ATTRS(INT("count", 5)), NODE(g, "Reshape", mask, INT_LIST(g, 8)));
+    value *allowed = NODE(g, "And", rest, NODE(g, "Reshape", mask, INT_LIST(g, 2, 1, 1, 4)));
+
+    y = attention_of(g, in_place(g, q, rows), in_place(g, k, rows), in_place(g, v, rows), allowed);
+    make_output(g, NODE(g, "PackRows", NODE(g, "Reshape", y, INT_LIST(g, 8, 21)), rows));
+    check_rewrite(g, "attention_lengths",
+                  "input %0 q float32[5, 3, 2] grad\n"
+                  "input %1 k float32[5, 3, 2] grad\n"
+                  "input %2 v float32[5, 3, 7] grad\n"
+                  "input %3 mask bool[2, 4]\n"
+                  "input %4 rest bool[1, 1, 4, 4]\n"
+                  "%5 = Reshape(%3 mask, [8], allowzero=1) bool[8]\n"
+                  "%6 = RowIndex(%5, count=5) int64[5]\n"
+                  "%7, %8 = FusedAttention(%0 q, %1 k, %2 v, %4 rest, -, %6, %6, scale=1, ratio=0.5, "
+                  "key=3, safe=1, batch=2, queries=4, keys=4, torch=0) float32[5, 3, 7], float32[5, 3, 2]\n"
+                  "%9 = Reshape(%7, [5, 21], allowzero=1) float32[5, 21]\n"
+                  "output %9\n");
+    ctx_release(&c);
+}
+
+TEST(mask_removal_needs_torch) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *mask = INPUT(g, "mask", BOOL, 2, 2048);
+
+    g->cuda = true;
+    make_output(g, NODE(g, "MaskedSoftmax", INPUT(g, "x", F32, 2, 3, 2048, 2048),
+                        NODE(g, "Reshape", mask, INT_LIST(g, 2, 1, 1, 2048))));
+    check_untouched(g, "mask_removal");
+    ctx_release(&c);
+}
+
 TEST(keys_that_nothing_hides_all_count) {
     ctx c;
     ctx_init(&c);
