@@ -106,6 +106,36 @@ def test_tensors_are_named_by_their_modules():
     assert "wide.weight" in text and "optimizer" in text and f"in {len(peak.tensors) - 10} more" in text
 
 
+class Boxes(nn.Module):
+    """Modules in containers that never run, and in some that do."""
+
+    def __init__(self):
+        super().__init__()
+        self.named = nn.ModuleDict({"first": nn.Linear(64, 64), "inner": nn.ModuleDict({"in": Box()})})
+        self.listed = nn.ModuleDict({"all": nn.ModuleList([Box()])})
+        self.run, self.lists = nn.Sequential(nn.Sequential(Box())), nn.ModuleList([nn.ModuleList([Box()])])
+
+    def forward(self, x):
+        x = self.named["inner"]["in"](self.named["first"](x).tanh())
+        return self.run(self.lists[0][0](self.listed["all"][0](x)))
+
+
+class Box(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+
+def test_modules_in_containers_have_their_whole_path():
+    model = Boxes()
+    paths = {t.module for t in memory.predict(model, torch.ones(32, 64)).tensors if t.kind == "activation"} - {""}
+    assert paths <= {name for name, _ in model.named_modules()}
+    assert {path.split(".")[0] for path in paths} == {"named", "listed", "run", "lists"}
+
+
 def test_states_of_the_optimizer():
     model = Small()
     model.wide.requires_grad_(False)

@@ -64,8 +64,34 @@ static status make(ctx *c, const graph *model, const input_spec *inputs, const c
     return OK;
 }
 
-status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
+static void start_anew(ctx *c) {
+    const int64_t fail_after = c->mem.fail_after;
+    ctx_release(c);
+    ctx_init(c);
+    c->mem.fail_after = fail_after;
+}
+
+/* What is made again is not fused as it was before, and may so take more memory than it frees: then nothing is. */
+static status make_smaller(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
+    compile_options stored = *o;
+
+    stored.again.goal = RECOMPUTE_NOTHING;
+    TRY(make(c, model, inputs, &stored, out));
+    const int64_t bytes = (*out)->arena_bytes;
+    start_anew(c);
     TRY(make(c, model, inputs, o, out));
+    (*out)->compiles = 2;
+    if ((*out)->arena_bytes <= bytes) return OK;
+    start_anew(c);
+    TRY(make(c, model, inputs, &stored, out));
+    (*out)->compiles = 3;
+    return OK;
+}
+
+status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
+    const bool smaller = o->output_grads && o->again.goal != RECOMPUTE_NOTHING;
+
+    TRY((smaller ? make_smaller : make)(c, model, inputs, o, out));
     return o->any_size ? OK : plan_check_limit(c, *out);
 }
 
@@ -75,13 +101,6 @@ static int64_t step_bytes(const plan *p) {
     for (int i = 0; p->g->output_grads && i < p->g->n_outputs; i++)
         if (p->g->output_grads[i]) sum = size_add(sum, value_bytes(p->g->output_grads[i]));
     return sum;
-}
-
-static void start_anew(ctx *c) {
-    const int64_t fail_after = c->mem.fail_after;
-    ctx_release(c);
-    ctx_init(c);
-    c->mem.fail_after = fail_after;
 }
 
 status compile_within(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, int64_t budget,

@@ -18,7 +18,7 @@ typedef struct compile_options {
     recompute_request again; /* what backward computes again */
 } compile_options;
 
-/* Everything is allocated from `c`; the model is only read and must outlive the plan. */
+/* Everything is allocated from `c`, which may be started anew; the model is only read and must outlive the plan. */
 MUST_USE status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out);
 
 /* The same with a plan that takes at most `budget` bytes for its arena, what forward gives and the gradients that

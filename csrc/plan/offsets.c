@@ -8,10 +8,15 @@
  *   whole   taken by blocks that have this node as a piece, thus at every time below it;
  *   any     taken by blocks that have a piece at or below this node, thus at some time below it.
  * A block collides with the `any` of its pieces and the `whole` of its ancestors, and with nothing else. Blocks packed
- * side by side melt into one range, so the sets stay short and a placement costs microseconds. */
+ * side by side melt into one range, so the sets stay short and a placement costs microseconds.
+ *
+ * Where they do not melt, in large graphs of blocks that all differ, the search ends after a number of steps for each block.
+ * There is always one plan that takes no search: blocks as an allocator would place them that sees them come and go. */
 #include "plan/offsets.h"
 
 #include "core/size.h"
+#include "plan/free_list.h"
+#include "plan/sweep.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -41,7 +46,9 @@ static int range_above(const range_set *s, int64_t x) {
     return low;
 }
 
-static status range_add(ctx *c, range_set *s, range r) {
+enum { MOVED_IN_A_STEP = 16 /* ranges */ };
+
+static status range_add(ctx *c, range_set *s, range r, int64_t *steps) {
     int from = range_above(s, r.low - 1), to = from; /* [from, to) melt into the new range */
 
     for (; to < s->count && s->at[to].low <= r.high; to++) {
@@ -49,6 +56,7 @@ static status range_add(ctx *c, range_set *s, range r) {
         if (s->at[to].high > r.high) r.high = s->at[to].high;
     }
     if (from == to) TRY(MORE(c, s->at, s->count, s->room));
+    *steps += (s->count - to) / MOVED_IN_A_STEP;
     memmove(s->at + from + 1, s->at + to, (size_t)(s->count - to) * sizeof *s->at);
     s->at[from] = r;
     s->count += 1 - (to - from);
@@ -95,7 +103,7 @@ static int64_t lowest_free(const parts *p, int64_t bytes, int64_t *steps) {
     for (int i = 0; agreed < p->count; i = i + 1 < p->count ? i + 1 : 0) {
         const range_set *taken = p->at[i].piece ? &p->at[i].node->any : &p->at[i].node->whole;
         int64_t before = offset;
-        for (int k = range_above(taken, offset); k < taken->count && taken->at[k].low < offset + bytes; k++)
+        for (int k = range_above(taken, offset); k < taken->count && taken->at[k].low < offset + bytes; k++, ++*steps)
             offset = taken->at[k].high;
         agreed = offset == before ? agreed + 1 : 1;
         ++*steps;
@@ -111,8 +119,8 @@ static status place(ctx *c, tree_node *tree, int leaves, block *b, int64_t *step
     b->offset = lowest_free(&p, b->bytes, steps);
     taken = (range){b->offset, b->offset + b->bytes};
     for (int i = 0; i < p.count; i++) {
-        TRY(range_add(c, &p.at[i].node->any, taken));
-        if (p.at[i].piece) TRY(range_add(c, &p.at[i].node->whole, taken));
+        TRY(range_add(c, &p.at[i].node->any, taken, steps));
+        if (p.at[i].piece) TRY(range_add(c, &p.at[i].node->whole, taken, steps));
     }
     return OK;
 }
@@ -131,6 +139,8 @@ static order_key *const orders[] = {by_size, by_size_and_life, life};
 
 /* Looking further than this for a smaller peak costs more than it gains (the unit is one step of lowest_free: 5 ns). */
 enum { MAX_STEPS = 1000000 };
+/* And a search that takes longer is given up; some tens of steps for a block are the rule. */
+enum { MAX_STEPS_OF_ALL = 2 * MAX_STEPS, MAX_STEPS_OF_A_BLOCK = 200 };
 static bool good_enough(int64_t peak, int64_t bound) { return peak - bound <= bound / 100; }
 
 typedef struct rank {
@@ -144,7 +154,9 @@ static int rank_compare(const void *x, const void *y) {
     return a->index - b->index;
 }
 
+/* *peak: INT64_MAX if it takes too long. */
 static status place_all(ctx *c, block *blocks, int count, int times, order_key *key, int64_t *peak, int64_t *steps) {
+    const int64_t most = *steps + MAX_STEPS_OF_ALL + (int64_t)MAX_STEPS_OF_A_BLOCK * count;
     tree_node *tree;
     rank *ranks;
     int leaves = 1;
@@ -155,9 +167,43 @@ static status place_all(ctx *c, block *blocks, int count, int times, order_key *
     for (int i = 0; i < count; i++) ranks[i] = (rank){key(&blocks[i]), i};
     qsort(ranks, (size_t)count, sizeof *ranks, rank_compare);
     *peak = 0;
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count && *peak < INT64_MAX; i++) {
         block *b = &blocks[ranks[i].index];
         TRY(place(c, tree, leaves, b, steps));
+        if (b->offset + b->bytes > *peak) *peak = b->offset + b->bytes;
+        if (*steps > most) *peak = INT64_MAX;
+    }
+    return OK;
+}
+
+/* --- in time ------------------------------------------------------------------------------------------------------- */
+
+/* Blocks in the order in which they come or go. */
+static status sort_by_time(ctx *c, const block *blocks, int count, bool gone, rank **out) {
+    rank *ranks;
+
+    TRY(NEW(c, ranks, count));
+    for (int i = 0; i < count; i++) ranks[i] = (rank){-(double)(gone ? blocks[i].last : blocks[i].first), i};
+    qsort(ranks, (size_t)count, sizeof *ranks, rank_compare);
+    *out = ranks;
+    return OK;
+}
+
+/* Each block at the lowest offset that is free when it comes. */
+static status place_in_time(ctx *c, block *blocks, int count, int64_t *peak) {
+    rank *come, *go;
+    free_list free;
+    int gone = 0;
+
+    TRY(sort_by_time(c, blocks, count, false, &come));
+    TRY(sort_by_time(c, blocks, count, true, &go));
+    TRY(free_list_new(c, count, &free));
+    *peak = 0;
+    for (int i = 0; i < count; i++) {
+        block *b = &blocks[come[i].index];
+        for (; blocks[go[gone].index].last < b->first; gone++)
+            free_list_give(&free, blocks[go[gone].index].offset, blocks[go[gone].index].bytes);
+        b->offset = free_list_take(&free, b->bytes);
         if (b->offset + b->bytes > *peak) *peak = b->offset + b->bytes;
     }
     return OK;
@@ -207,17 +253,12 @@ static status renumber_times(ctx *c, problem *p) {
 }
 
 static status find_bound(ctx *c, problem *p) {
-    int64_t *change, live = 0;
+    int64_t *change;
+    int at;
 
     TRY(NEW(c, change, p->times + 1));
-    for (int i = 0; i < p->count; i++) {
-        change[p->blocks[i].first] += p->blocks[i].bytes;
-        change[p->blocks[i].last + 1] -= p->blocks[i].bytes;
-    }
-    for (int t = 0; t < p->times; t++) {
-        live += change[t];
-        if (live > p->bound) p->bound = live;
-    }
+    for (int i = 0; i < p->count; i++) sweep_add(change, p->blocks[i].first, p->blocks[i].last, p->blocks[i].bytes);
+    p->bound = sweep_most(change, p->times, &at);
     return OK;
 }
 
@@ -244,21 +285,27 @@ static status read_items(ctx *c, const interval *items, int count, int64_t align
     return find_bound(c, p);
 }
 
+static void keep_best(interval *items, const problem *p, int64_t reached, int64_t *best) {
+    if (reached >= *best) return;
+    *best = reached;
+    for (int i = 0; i < p->count; i++) items[p->item[i]].offset = p->blocks[i].offset;
+}
+
 static status plan(ctx *c, interval *items, int count, int64_t alignment, int64_t redzone, int64_t *peak) {
     problem p = {0};
-    int64_t best = INT64_MAX, steps = 0;
+    int64_t reached, best = INT64_MAX, steps = 0;
 
     TRY(read_items(c, items, count, alignment, redzone, &p));
     for (size_t k = 0; k < sizeof orders / sizeof *orders; k++) {
-        int64_t reached;
         TRY(place_all(c, p.blocks, p.count, p.times, orders[k], &reached, &steps));
-        if (reached < best) {
-            best = reached;
-            for (int i = 0; i < p.count; i++) items[p.item[i]].offset = p.blocks[i].offset;
-        }
+        keep_best(items, &p, reached, &best);
         if (good_enough(best, p.bound) || steps > MAX_STEPS) break;
     }
-    *peak = best;
+    if (p.count && !good_enough(best, p.bound)) {
+        TRY(place_in_time(c, p.blocks, p.count, &reached));
+        keep_best(items, &p, reached, &best);
+    }
+    *peak = p.count ? best : 0;
     return OK;
 }
 

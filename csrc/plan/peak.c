@@ -1,24 +1,17 @@
 /* peak.c -- finds when a plan's arena holds the most, and what is the largest there. */
 #include "plan/peak.h"
 
+#include "plan/sweep.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 
 status plan_peak(ctx *c, const plan *p, int *at, int64_t *bytes) {
-    int64_t *change, live = 0;
+    int64_t *change;
 
-    *at = 0;
-    *bytes = 0;
     TRY(NEW(c, change, p->n_code + 1));
-    for (int i = 0; i < p->n_blocks; i++) {
-        change[p->blocks[i].first] += p->blocks[i].bytes;
-        change[p->blocks[i].last + 1] -= p->blocks[i].bytes;
-    }
-    for (int t = 0; t < p->n_code; t++) {
-        if ((live += change[t]) <= *bytes) continue;
-        *bytes = live;
-        *at = t;
-    }
+    for (int i = 0; i < p->n_blocks; i++) sweep_add(change, p->blocks[i].first, p->blocks[i].last, p->blocks[i].bytes);
+    *bytes = sweep_most(change, p->n_code, at);
     return OK;
 }
 

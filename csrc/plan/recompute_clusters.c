@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* --- names ---------------------------------------------------------------------------------------------------------- */
@@ -44,26 +45,60 @@ static recompute_strategy strategy_of(const recompute_option *o) {
 
 /* --- clusters ------------------------------------------------------------------------------------------------------- */
 
+typedef struct named {
+    const char *name;
+    recompute_strategy strategy;
+    int option;
+} named;
+
+static int by_name(const void *a, const void *b) {
+    const named *x = a, *y = b;
+    const int order = strcmp(x->name, y->name);
+    if (order) return order;
+    return x->strategy != y->strategy ? (int)x->strategy - (int)y->strategy : x->option - y->option;
+}
+
+static bool same_cluster(const named *x, const named *y) {
+    return x->strategy == y->strategy && strcmp(x->name, y->name) == 0;
+}
+
+/* Clusters are numbered by the first of their options. */
+static status number_clusters(ctx *c, named *sorted, recompute_clusters *out) {
+    const named **first; /* [option] of its cluster, if it is that one */
+
+    TRY(NEW(c, first, out->n_options));
+    qsort(sorted, (size_t)out->n_options, sizeof *sorted, by_name);
+    for (int i = 0, begin = 0; i < out->n_options; i++) {
+        if (i > 0 && !same_cluster(&sorted[i - 1], &sorted[i])) begin = i;
+        out->of[sorted[i].option] = sorted[begin].option;
+        if (begin == i) first[sorted[i].option] = &sorted[i];
+    }
+    for (int i = 0; i < out->n_options; i++) {
+        if (!first[i]) {
+            out->of[i] = out->of[out->of[i]]; /* an earlier option, which has its number */
+            continue;
+        }
+        out->names[out->n] = first[i]->name;
+        out->strategies[out->n] = first[i]->strategy;
+        out->of[i] = out->n++;
+    }
+    return OK;
+}
+
 status clusters_find(ctx *c, const recompute_problem *p, const node *const *order, recompute_clusters *out) {
+    named *all;
+
     *out = (recompute_clusters){.problem = p};
     TRY(recompute_options(c, p, &out->options, &out->n_options));
     TRY(NEW(c, out->of, out->n_options));
     TRY(NEW(c, out->names, out->n_options));
     TRY(NEW(c, out->strategies, out->n_options));
+    TRY(NEW(c, all, out->n_options));
     for (int i = 0; i < out->n_options; i++) {
-        const recompute_option *o = &out->options[i];
-        const char *name;
-        int k = 0;
-        TRY(name_of(c, o, order, &name));
-        while (k < out->n && (out->strategies[k] != strategy_of(o) || strcmp(out->names[k], name) != 0)) k++;
-        if (k == out->n) {
-            out->names[k] = name;
-            out->strategies[k] = strategy_of(o);
-            out->n++;
-        }
-        out->of[i] = k;
+        all[i] = (named){.strategy = strategy_of(&out->options[i]), .option = i};
+        TRY(name_of(c, &out->options[i], order, &all[i].name));
     }
-    return OK;
+    return number_clusters(c, all, out);
 }
 
 /* --- wishes --------------------------------------------------------------------------------------------------------- */
@@ -123,24 +158,26 @@ static bool is_of_stash(const recompute_clusters *x, int i, const recompute_choi
 
 status clusters_list(ctx *c, const recompute_clusters *x, const recompute_choice *choice, recompute_cluster **out,
                      int *n) {
-    TRY(NEW(c, *out, x->n));
-    *n = x->n;
-    for (int k = 0; k < x->n; k++) {
-        recompute_cluster *cluster = &(*out)[k];
-        int64_t *bytes;
-        int count = 0;
+    int64_t **bytes; /* [cluster] */
+    recompute_cluster *all;
 
-        for (int i = 0; i < x->n_options; i++) count += x->of[i] == k;
-        TRY(NEW(c, bytes, count));
-        cluster->name = arena_text(c, x->names[k], strlen(x->names[k]));
-        if (!cluster->name) return E_NOMEM;
-        cluster->strategy = x->strategies[k];
-        cluster->bytes = bytes;
-        for (int i = 0; i < x->n_options; i++) {
-            if (x->of[i] != k) continue;
-            bytes[cluster->count++] = x->options[i].bytes;
-            cluster->again += is_taken(x->problem, &x->options[i], choice) && !is_of_stash(x, i, choice);
-        }
+    TRY(NEW(c, all, x->n));
+    TRY(NEW(c, bytes, x->n));
+    for (int i = 0; i < x->n_options; i++) all[x->of[i]].count++;
+    for (int k = 0; k < x->n; k++) {
+        TRY(NEW(c, bytes[k], all[k].count));
+        all[k].name = arena_text(c, x->names[k], strlen(x->names[k]));
+        if (!all[k].name) return E_NOMEM;
+        all[k].strategy = x->strategies[k];
+        all[k].bytes = bytes[k];
+        all[k].count = 0;
     }
+    for (int i = 0; i < x->n_options; i++) {
+        recompute_cluster *cluster = &all[x->of[i]];
+        bytes[x->of[i]][cluster->count++] = x->options[i].bytes;
+        cluster->again += is_taken(x->problem, &x->options[i], choice) && !is_of_stash(x, i, choice);
+    }
+    *out = all;
+    *n = x->n;
     return OK;
 }

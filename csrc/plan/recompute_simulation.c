@@ -1,6 +1,8 @@
 /* recompute_simulation.c -- runs a step in numbers: when each value is made, made again and read, and how many bytes that is. */
 #include "plan/recompute_simulation.h"
 
+#include "plan/sweep.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,7 +35,8 @@ bool chooser_has(const chooser *s, int v) {
 
 static int ascending(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
 
-int chooser_steps_for(chooser *s, const lives *l, int step_wanted, double *cost) {
+/* As chooser_steps_for, with looks of its own. */
+static int steps_for(chooser *s, const lives *l, int step_wanted, double *cost, int64_t *looks) {
     const recompute_problem *p = s->p;
     int count = 0;
 
@@ -43,7 +46,8 @@ int chooser_steps_for(chooser *s, const lives *l, int step_wanted, double *cost)
     s->stamp[step_wanted] = s->stamped;
     for (int i = 0; i < count; i++) {
         const recompute_step *step = &p->steps[s->queue[i]];
-        if (step->cost < 0) return NEVER;
+        *looks -= step->n_in + 1;
+        if (step->cost < 0 || *looks < 0) return NEVER;
         *cost += step->cost;
         for (int k = 0; k < step->n_in; k++) {
             const int u = step->in[k];
@@ -53,6 +57,15 @@ int chooser_steps_for(chooser *s, const lives *l, int step_wanted, double *cost)
         }
     }
     return count;
+}
+
+void chooser_allow(chooser *s, int looks) {
+    s->looks = (int64_t)looks * s->p->n_steps;
+    for (int t = 0; t < s->p->n_steps; t++) s->looks += (int64_t)looks * s->p->steps[t].n_in;
+}
+
+int chooser_steps_for(chooser *s, const lives *l, int step, double *cost) {
+    return steps_for(s, l, step, cost, &s->looks);
 }
 
 /* --- the simulation ------------------------------------------------------------------------------------------------- */
@@ -73,8 +86,7 @@ static void run_again(const chooser *s, lives *l, int step) {
         if (chooser_has(s, v)) continue;
         l->again_born[v] = l->again_last[v] = 2 * l->now + 1;
     }
-    l->change[2 * l->now + 1] += x->work;
-    l->change[2 * l->now + 2] -= x->work;
+    sweep_add(l->change, 2 * l->now + 1, 2 * l->now + 1, x->work);
     l->ran_again[step] = true;
     l->cost += x->cost;
     l->now++;
@@ -83,50 +95,40 @@ static void run_again(const chooser *s, lives *l, int step) {
 static void run_forward(lives *l, const recompute_step *x) {
     for (int i = 0; i < x->n_in; i++) l->last[x->in[i]] = 2 * l->now + !x->in_place;
     for (int i = 0; i < x->n_out; i++) l->born[x->out[i]] = l->last[x->out[i]] = 2 * l->now + 1;
-    l->change[2 * l->now + 1] += x->work;
-    l->change[2 * l->now + 2] -= x->work;
+    sweep_add(l->change, 2 * l->now + 1, 2 * l->now + 1, x->work);
     l->now++;
 }
 
 static void run_backward(chooser *s, lives *l, const recompute_step *x) {
+    int64_t all = INT64_MAX;
     double cost;
 
     for (int i = 0; i < x->n_in; i++) {
         const int v = x->in[i];
         if (l->first[v] == NEVER) l->first[v] = 2 * l->now;
         if (chooser_has(s, v) || l->again_born[v] != NEVER) continue;
-        int count = chooser_steps_for(s, l, s->p->maker[v], &cost);
+        int count = steps_for(s, l, s->p->maker[v], &cost, &all);
         qsort(s->queue, (size_t)count, sizeof *s->queue, ascending);
         for (int k = 0; k < count; k++) run_again(s, l, s->queue[k]);
     }
     for (int i = 0; i < x->n_in; i++) read_value(s, l, x->in[i], x->in_place);
     for (int i = 0; i < x->n_out; i++) l->born[x->out[i]] = l->last[x->out[i]] = 2 * l->now + 1;
-    l->change[2 * l->now + 1] += x->work;
-    l->change[2 * l->now + 2] -= x->work;
+    sweep_add(l->change, 2 * l->now + 1, 2 * l->now + 1, x->work);
     l->now++;
 }
 
 void chooser_simulate(chooser *s, lives *l) {
     const recompute_problem *p = s->p;
-    int64_t bytes = 0;
 
     lives_clear(p, l);
     for (int t = 0; t < p->n_forward; t++) run_forward(l, &p->steps[t]);
     for (int t = p->n_forward; t < p->n_steps; t++) run_backward(s, l, &p->steps[t]);
     for (int v = 0; v < p->n_values; v++) {
         if (p->held[v]) continue;
-        if (l->born[v] != NEVER) l->change[l->born[v]] += p->bytes[v];
-        if (l->born[v] != NEVER) l->change[l->last[v] + 1] -= p->bytes[v];
-        if (l->again_born[v] != NEVER) l->change[l->again_born[v]] += p->bytes[v];
-        if (l->again_born[v] != NEVER) l->change[l->again_last[v] + 1] -= p->bytes[v];
+        if (l->born[v] != NEVER) sweep_add(l->change, l->born[v], l->last[v], p->bytes[v]);
+        if (l->again_born[v] != NEVER) sweep_add(l->change, l->again_born[v], l->again_last[v], p->bytes[v]);
     }
-    s->peak = 0;
-    s->at = 0;
-    for (int t = 0; t <= 2 * l->now; t++)
-        if ((bytes += l->change[t]) > s->peak) {
-            s->peak = bytes;
-            s->at = t;
-        }
+    s->peak = sweep_most(l->change, 2 * l->now + 1, &s->at);
 }
 
 status chooser_new(ctx *c, const recompute_problem *p, chooser *s, lives *l) {

@@ -23,6 +23,7 @@ typedef struct chooser {
     bool *again;
     int *stashes;                /* [value] options that have been taken and keep it in their place */
     int *queue, *stamp, stamped; /* steps that one value needs; stamp[step] == stamped: it is in the queue */
+    int64_t looks;               /* at steps and operands that chooser_steps_for has left */
     int64_t peak;
     int at; /* half step of the peak */
 } chooser;
@@ -36,8 +37,10 @@ void lives_clear(const recompute_problem *p, lives *l);
 bool chooser_has(const chooser *s, int v);
 /* Is it kept, and could be made again as far as it is concerned? */
 bool chooser_may_drop(const chooser *s, int v);
+/* So many looks for each step and operand on average. */
+void chooser_allow(chooser *s, int looks);
 /* The steps that run for `step` to run again, the last first: s->queue[0, count). With `l`, those that ran again already
- * are left out. Returns the count, or NEVER where one of them must not run twice; *cost: of all. */
+ * are left out. Returns the count, or NEVER where one of them must not run twice, or no looks are left; *cost: of all. */
 int chooser_steps_for(chooser *s, const lives *l, int step, double *cost);
 /* What it has come to, after a simulation. */
 void chooser_result(const chooser *s, const lives *l, recompute_choice *out);

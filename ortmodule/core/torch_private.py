@@ -153,6 +153,8 @@ _EXPORTER = "torch.onnx._internal.torchscript_exporter"
 EXPORTER_GLOBALS = _private(f"{_EXPORTER}.utils.GLOBALS", "the exporter's settings: its opset, whether it runs")
 setup_trace_module_map = _private(f"{_EXPORTER}.utils._setup_trace_module_map", "gives nodes the names of submodules")
 reset_trace_module_map = _private(f"{_EXPORTER}.utils._reset_trace_module_map", "ends that")
+tracer = _private("torch.jit._trace", "has these names while a trace runs")
+scope_name = _private("torch._C._jit_onnx_create_full_scope_name", "a name as the exporter expects it")
 _TRACE_FOR_EXPORT = f"{_EXPORTER}.utils._trace_and_get_graph_from_model"
 _private(_TRACE_FOR_EXPORT, "the exporter's way to a trace: it is given ours")
 _SYMBOLIC_FUNCTION = f"{_EXPORTER}.utils._run_symbolic_function"

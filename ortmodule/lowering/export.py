@@ -30,8 +30,10 @@ from ortmodule.core.torch_private import (
     quiet_exporter,
     register_symbolics,
     reset_trace_module_map,
+    scope_name,
     setup_trace_module_map,
     symbolic_registry,
+    tracer,
 )
 from ortmodule.lowering import draws, onnx_types, packed_sequence, symbolics  # noqa: F401 (some: for their translations)
 
@@ -43,6 +45,7 @@ CAPTURING = threading.RLock()
 def tracing(module: nn.Module) -> Iterator[None]:
     """Around a trace: nodes get scopes, `torch.onnx.is_in_onnx_export()` is true, nothing is printed."""
     setup_trace_module_map(module, False)
+    tracer._trace_module_map.update(_names_in_containers(module))
     before, EXPORTER_GLOBALS.in_onnx_export = EXPORTER_GLOBALS.in_onnx_export, True
     try:
         with _quiet():
@@ -52,6 +55,23 @@ def tracing(module: nn.Module) -> Iterator[None]:
     finally:
         EXPORTER_GLOBALS.in_onnx_export = before
         reset_trace_module_map()
+
+
+def _names_in_containers(module: nn.Module) -> dict[nn.Module, str]:
+    """The scopes of submodules of containers that never run, as a ModuleDict: they have the container's name, too.
+
+    The exporter begins a name at its last part that is no number; the scope of a parent that runs has what is before.
+    """
+    modules, found = dict(module.named_modules()), {}
+    for path, submodule in modules.items():
+        parts = path.split(".")
+        first = max((i for i, part in enumerate(parts) if not part.isnumeric()), default=0)
+        begin = first
+        while begin and type(modules[".".join(parts[:begin])]).forward is nn.Module.forward:
+            begin -= 1
+        if begin < first:
+            found[submodule] = scope_name(torch.typename(type(submodule)), ".".join(parts[begin:]))
+    return found
 
 
 def export(

@@ -159,8 +159,8 @@ typedef struct effort {
     size_t bytes;
 } effort;
 
-/* `rows`: of x; 0: as many as the size says. */
-static effort plan_of(family *make, int n, int rows) {
+/* `rows`: of x; 0: as many as the size says. `again`: what backward computes again. */
+static effort plan_of(family *make, int n, int rows, const recompute_request *again) {
     graph *g = NULL;
     value *x = NULL;
     effort e = {0};
@@ -182,7 +182,7 @@ static effort plan_of(family *make, int n, int rows) {
     for (int i = 0; i < g->n_outputs; i++) grads[i] = true;
     ctx_init(&c);
     effort_begin();
-    CHECK_OK(&c, compile(&c, g, specs, &(compile_options){.output_grads = grads}, &p));
+    CHECK_OK(&c, compile(&c, g, specs, &(compile_options){.output_grads = grads, .again = *again}, &p));
     e = (effort){effort_blocks(), c.mem.total};
     ctx_release(&c);
     ctx_release(&m);
@@ -196,11 +196,12 @@ static int size_of_tests(bool *print) {
     return asked && atoi(asked) > 100 ? atoi(asked) : 3000;
 }
 
-static void check_doubling(const char *name, family *make, int rows) {
+static void check_doubling(const char *name, family *make, int rows, const recompute_request *again) {
     bool print;
-    const int size = size_of_tests(&print);
-    plan_of(make, size / 2, rows);
-    const effort small = plan_of(make, size, rows), large = plan_of(make, 2 * size, rows);
+    /* What is chosen to be computed again takes the work of a few nodes until there are some thousand of them. */
+    const int size = size_of_tests(&print) * (again->list ? 2 : 1);
+    plan_of(make, size / 2, rows, again);
+    const effort small = plan_of(make, size, rows, again), large = plan_of(make, 2 * size, rows, again);
     const double work = (double)large.blocks / (double)small.blocks, memory = (double)large.bytes / (double)small.bytes;
     char text[160];
 
@@ -215,7 +216,7 @@ static void check_doubling(const char *name, family *make, int rows) {
 }
 
 #define DOUBLES(name, rows)                                                                                            \
-    TEST(twice_the_##name##_take_twice_the_work) { check_doubling(#name, name, rows); }
+    TEST(twice_the_##name##_take_twice_the_work) { check_doubling(#name, name, rows, &(recompute_request){0}); }
 
 DOUBLES(chain, 4)
 DOUBLES(fan_out, 4)
@@ -232,3 +233,64 @@ DOUBLES(outputs, 4)
 DOUBLES(constants, 4)
 DOUBLES(attributes, 4)
 DOUBLES(split, 0)
+
+/* --- what backward computes again --------------------------------------------------------------------------------------- */
+
+/* Each goal, with the clusters that users can name. */
+static void check_goals(const char *name, family *make, int rows) {
+    static const char *const names[] = {"named", "layers", "as little as possible"};
+
+    for (recompute_goal goal = RECOMPUTE_NOTHING; goal <= RECOMPUTE_TO; goal++) {
+        char text[80];
+        snprintf(text, sizeof text, "%s, %s", name, names[goal]);
+        check_doubling(text, make, rows, &(recompute_request){.goal = goal, .list = true});
+    }
+}
+
+#define GOALS(name, rows)                                                                                              \
+    TEST(twice_the_##name##_take_twice_the_work_to_compute_again) { check_goals(#name, name, rows); }
+
+GOALS(chain, 4)
+GOALS(fan_out, 4)
+GOALS(operands, 4)
+GOALS(layers, 4)
+GOALS(cell, 0)
+GOALS(weights, 512)
+GOALS(constants, 4)
+GOALS(split, 0)
+
+/* --- offsets alone ------------------------------------------------------------------------------------------------------ */
+
+/* Lives of any length at any time, and no two blocks of one size: those that take the longest to place. */
+static uint64_t effort_of_lives(int count) {
+    uint64_t x = 1;
+    interval *lives;
+    int64_t peak;
+    ctx c;
+
+    ctx_init(&c);
+    must(&c, NEW(&c, lives, count));
+    for (int i = 0; i < count; i++) {
+        int time[2];
+        for (int k = 0; k < 2; k++) {
+            x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+            time[k] = (int)((x >> 33) % (uint64_t)count);
+        }
+        lives[i] =
+            (interval){.first = time[0] < time[1] ? time[0] : time[1], .last = time[0] < time[1] ? time[1] : time[0]};
+        lives[i].bytes = 1 + (int64_t)(x >> 40);
+    }
+    effort_begin();
+    CHECK_OK(&c, offsets_plan(&c, lives, count, 64, 0, &peak));
+    const uint64_t blocks = effort_blocks();
+    ctx_release(&c);
+    return blocks;
+}
+
+TEST(twice_the_lives_take_twice_the_work) {
+    enum { LIVES = 16000 };
+    effort_of_lives(LIVES / 2);
+    const uint64_t small = effort_of_lives(LIVES), large = effort_of_lives(2 * LIVES);
+    CHECK(large < 2.25 * (double)small);
+    check_blocks("lives", 16 * (uint64_t)LIVES);
+}

@@ -65,6 +65,35 @@ class Convolutions(nn.Module):
         return x.mean()
 
 
+class PostNorm(nn.Module):
+    """Of what one layer gives to the next, autocast's copies are read in backward, and not the value itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 32), nn.Linear(32, 50)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(32, 2, 128, 0.1, batch_first=True) for _ in range(6))
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+
+class Pointwise(nn.Module):
+    """Layers that are one chain, which holds nothing but its input and its result."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(24))
+
+    def forward(self, ids):
+        x = ids * self.scale
+        for _ in range(12):
+            x = torch.sigmoid(torch.tanh(x))
+        return x.sum()
+
+
 MODELS = {"layers": Layers, "recurrent": Recurrent, "convolutions": Convolutions}
 IDS = torch.arange(8 * 24).reshape(8, 24) % 50
 
@@ -111,6 +140,23 @@ def held_by(model, ids=IDS):
     """Bytes of parameters, buffers, inputs and gradients."""
     parameters = sum(p.nbytes for p in model.parameters())
     return 2 * parameters + sum(b.nbytes for b in model.buffers()) + ids.nbytes
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_layers_run_again_one_by_one(autocast):
+    """Not all of them before the last one's backward."""
+    stored, plan = steps(PostNorm, autocast)
+    again, smaller = steps(PostNorm, autocast, memory_opt_level=1)
+    assert same_bits(stored, again)
+    assert smaller.recomputed[0] and smaller.arena_bytes < 0.5 * plan.arena_bytes
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_levels_never_take_more_memory(level):
+    stored, plan = steps(Pointwise)
+    again, smaller = steps(Pointwise, memory_opt_level=level)
+    assert same_bits(stored, again)
+    assert smaller.arena_bytes <= plan.arena_bytes
 
 
 def test_each_budget_is_kept_and_takes_no_more_work_than_a_smaller_one():
