@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from benchmarks import columns, kernels, losses, report, rows, train
+from benchmarks import alive, columns, kernels, losses, report, rows, train
+from ortmodule.memory import HeldTensor, Peak
 
 CONFIG = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 61, "n_positions": 32}
 
@@ -134,3 +135,18 @@ def test_learning_rate():
         trainee.step(row.batch(torch.Generator().manual_seed(0)))
     assert rates[0] == 0 and rates[2] == max(rates) == 1e-4
     assert rates[2:] == sorted(rates[2:], reverse=True) and trainee.optimizer.param_groups[0]["lr"] == 0
+
+
+def test_what_is_alive_is_summed_over_layers():
+    def held(kind, module, name, count):
+        return HeldTensor(kind, module, name, count, "float32", (count // 4,))
+
+    tensors = [held("activation", f"layers.{i}.linear", "MatMul", 400) for i in range(3)]
+    tensors += [held("activation", "head", "gradient at MatMul", 80), held("workspace", "head", "Softmax", 40)]
+    tensors.append(held("parameter", "head", "weight", 4000))
+    peak = Peak(4000, 0, 0, 0, 1280, 40, 0, tensors=tensors)
+    assert [line[:4] for line in alive.lines_of(peak)] == [
+        (1200, 3, "layers.*.linear", "MatMul"), (80, 1, "head", "MatMul"), (40, 1, "head", "Softmax"),
+    ]  # fmt: skip
+    text = alive.section("gpt2", False, peak)
+    assert "| 1.2 KiB | 91 % | 3 | layers.*.linear | MatMul | float32[100] | forward made it, backward reads it" in text
