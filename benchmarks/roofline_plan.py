@@ -65,6 +65,16 @@ def bytes_of(spec: tuple[str, tuple[int, ...]]) -> int:
     return BYTES[spec[0]] * math.prod(spec[1])
 
 
+def linear_loss(kernel: Kernel, rows: int, width: int, weight: tuple[int, ...], gradients: bool) -> None:
+    """What a linear layer's loss computes, and moves beside its operands and results. ``gradients``: with them, in one
+    sweep."""
+    classes, chunks = math.prod(weight) // width, -(-rows // CHUNK_ROWS)
+    kernel.flops = 2.0 * rows * width * classes * (3 if gradients else 1)
+    kernel.more = rows * classes * (14 if gradients else 8)  # logits of a chunk in float32, and their gradient rounded
+    kernel.more += 8 * width * classes * (chunks - 1) if gradients else 0  # the weight's gradient, added to
+    kernel.count = chunks * (5 if gradients else 2)
+
+
 class Account:
     """Reads the text of a plan. ``kernels``: in order; ``kept``: values that outlive the step."""
 
@@ -146,15 +156,10 @@ class Account:
             kernel.count = 3  # sums over rows, their parts, then dx, which reads both once more
             kernel.more = sum(bytes_of(specs[v]) for v in operands[:2])
         elif name.startswith("LinearCrossEntropy"):
-            backward, (hidden, weight) = name.endswith("Grad"), self._linear(operands)
-            width = hidden[1][-1]
-            rows, classes = math.prod(hidden[1]) // width, math.prod(weight[1]) // width
-            chunks = -(-rows // CHUNK_ROWS)
+            hidden, weight = self._linear(operands)
+            gradients = name.endswith("Grad") or any(specs[v][1] == weight[1] for v in kernel.writes)
             kernel.kind = "product" if BYTES[hidden[0]] == 2 else "product float32"
-            kernel.flops = 2.0 * rows * width * classes * (3 if backward else 1)
-            kernel.more = rows * classes * (14 if backward else 8)  # logits of a chunk in float32, and rounded
-            kernel.more += 8 * width * classes * (chunks - 1) if backward else 0  # the weight's gradient, added to
-            kernel.count = chunks * (5 if backward else 2)
+            linear_loss(kernel, math.prod(hidden[1]) // hidden[1][-1], hidden[1][-1], weight[1], gradients)
 
     def _linear(self, operands: list[int]) -> list:
         """Specs of the hidden states and of the weight: the two largest operands that have a float's type."""
