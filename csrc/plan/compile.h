@@ -10,11 +10,11 @@ typedef struct compile_options {
     const bool *output_grads; /* [outputs] which receive gradients; NULL: inference, no backward */
     int n_sizes;              /* sizes that data decides, as far as they are known (shape/specialise.h) */
     const int64_t *sizes;
-    const host *host;         /* tells what its nodes compute; NULL: models must not have any */
-    bool padding_unseen;      /* the caller reads no results of tokens that are padding */
+    const host *host;                  /* tells what its nodes compute; NULL: models must not have any */
+    bool padding_unseen;               /* the caller reads no results of tokens that are padding */
     const struct triton_rules *triton; /* what becomes Triton kernels (graph/triton.h); NULL: nothing */
-    uint64_t disabled_passes; /* bit i: pass i of the pipeline does not run */
-    bool cuda;                /* for a GPU */
+    uint64_t disabled_passes;          /* bit i: pass i of the pipeline does not run */
+    bool cuda;                         /* for a GPU */
     bool any_size;           /* a plan that this machine has no memory for is made all the same: it will not run here */
     recompute_request again; /* what backward computes again */
 } compile_options;
