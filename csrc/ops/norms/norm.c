@@ -299,10 +299,13 @@ static status fit_operand(graph *g, const node *n, const shape *normalised, int 
     value *sizes;
 
     *v = node_in(n, i);
-    if (!*v || shape_count(&(*v)->shape) == shape_count(normalised)) return OK;
-    TRY(graph_ints(g, normalised->rank, normalised->dim, &sizes));
-    TRY(emit(g, v, "Expand", *v, sizes));
-    if (shape_count(&(*v)->shape) == shape_count(normalised)) return OK;
+    if (!*v) return OK;
+    if ((*v)->shape.rank <= n->in[0]->shape.rank) {
+        if (shape_count(&(*v)->shape) == shape_count(normalised)) return OK;
+        TRY(graph_ints(g, normalised->rank, normalised->dim, &sizes));
+        TRY(emit(g, v, "Expand", *v, sizes));
+        if (shape_count(&(*v)->shape) == shape_count(normalised)) return OK;
+    }
     return fail(g->c, E_SHAPE, "%s over axes of shape %s cannot use a scale or bias of shape %s", n->op->name,
                 shape_text(normalised, tn), shape_text(&n->in[i]->shape, tv));
 }

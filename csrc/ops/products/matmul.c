@@ -83,19 +83,25 @@ status infer_matmul(graph *g, node *n) {
     return set_out(g, n, 0, wide ? F32 : type, &y);
 }
 
-status infer_matmul_bias(graph *g, node *n) {
+/* Can `c` be added to the product `y`, which keeps its shape? */
+static status check_added(graph *g, const node *n, const value *y, const value *c) {
     char ty[SHAPE_TEXT], tc[SHAPE_TEXT];
-    const value *c = node_in(n, 2), *y = n->out[0];
     shape both;
 
-    TRY(infer_matmul(g, n));
-    if (!c) return OK;
-    if (node_int(n, "wide")) return fail(g->c, E_TYPE, "%s adds nothing to float32 sums", n->op->name);
     TRY_AT(g->c, shape_broadcast(g->c, &y->shape, &c->shape, &both), "adding to a product");
     if (!shape_equal(&both, &y->shape))
         return fail(g->c, E_SHAPE, "%s adds %s to a product of shape %s", n->op->name, shape_text(&c->shape, tc),
                     shape_text(&y->shape, ty));
     return OK;
+}
+
+status infer_matmul_bias(graph *g, node *n) {
+    const value *c = node_in(n, 2);
+
+    TRY(infer_matmul(g, n));
+    if (!c) return OK;
+    if (node_int(n, "wide")) return fail(g->c, E_TYPE, "%s adds nothing to float32 sums", n->op->name);
+    return check_added(g, n, n->out[0], c);
 }
 
 /* --- gradient ----------------------------------------------------------------------------------------------------- */
@@ -222,7 +228,11 @@ static status lower_gemm(graph *g, const node *n, value **out) {
                     b->shape.rank);
     if (node_int(n, "transA")) TRY(transposed(g, a, &a));
     if (node_int(n, "transB")) TRY(transposed(g, b, &b));
-    if (!c || beta == 0) return product(g, a, b, alpha, &out[0]);
+    if (!c) return product(g, a, b, alpha, &out[0]);
+    if (beta == 0) {
+        TRY(product(g, a, b, alpha, &out[0]));
+        return check_added(g, n, out[0], c);
+    }
     TRY(emit_scaled(g, c, beta, &c));
     return emit_with(g, &out[0], "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha)), a, b, c);
 }
