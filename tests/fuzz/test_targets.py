@@ -10,16 +10,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = pytest.mark.skipif(os.environ.get("STAGE") != "fuzz", reason="builds with sanitizers: run by the stage fuzz")
-#: Executions of each in about a minute of one core, the same ones everywhere: what more find is for `scripts/fuzz`.
+#: Executions of each in a quarter of a minute or so, the same ones everywhere: what more find is for `scripts/fuzz`.
 RUNS = {
-    "graphs": 80_000,
-    "resources": 100_000,
-    "onnx": 1_000_000,
-    "schedules": 12_000,
-    "between": 7_000,
-    "attributes": 700,
-    "pytorch": 1_200,
-    "replay": 200,
+    "graphs": 20_000,
+    "resources": 30_000,
+    "onnx": 300_000,
+    "schedules": 3_000,
+    "between": 2_500,
+    "attributes": 150,
+    "pytorch": 300,
+    "replay": 40,
 }
 
 
