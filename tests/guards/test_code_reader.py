@@ -61,7 +61,6 @@ def test_functions_inside():
 def test_whose_it_is():
     assert code_reader.is_torchs(torch.nn.functional.relu) and not code_reader.is_torchs(plain)
     assert code_reader.is_library(torch) and code_reader.is_librarys(dict) and not code_reader.is_librarys(Derived)
-    assert code_reader.is_made_by_statement(Derived) and not code_reader.is_made_by_statement(dict)
 
 
 def test_packages_that_were_installed_elsewhere():
