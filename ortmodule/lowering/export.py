@@ -57,6 +57,10 @@ def tracing(module: nn.Module) -> Iterator[None]:
         reset_trace_module_map()
 
 
+def _has_no_forward(module: nn.Module) -> bool:
+    return getattr(type(module), "forward", None) is nn.Module.forward  # the class of a scripted module may not say
+
+
 def _names_in_containers(module: nn.Module) -> dict[nn.Module, str]:
     """The scopes of submodules of containers that never run, as a ModuleDict: they have the container's name, too.
 
@@ -67,7 +71,7 @@ def _names_in_containers(module: nn.Module) -> dict[nn.Module, str]:
         parts = path.split(".")
         first = max((i for i, part in enumerate(parts) if not part.isnumeric()), default=0)
         begin = first
-        while begin and type(modules[".".join(parts[:begin])]).forward is nn.Module.forward:
+        while begin and _has_no_forward(modules[".".join(parts[:begin])]):
             begin -= 1
         if begin < first:
             found[submodule] = scope_name(torch.typename(type(submodule)), ".".join(parts[begin:]))

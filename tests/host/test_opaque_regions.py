@@ -77,7 +77,7 @@ def _reads_much(layer, y):
 
 
 def _draws(layer, y):
-    return y * random.randrange(1, 9)
+    return y * 2 if random.randrange(1, 9) > 4 else y
 
 
 def _drops(layer, y):
