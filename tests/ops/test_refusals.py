@@ -69,6 +69,7 @@ def batch_norm(samples, channels, parameters, training):
         (r"adds \[3, 2, 2\] to a product of shape \[2, 2\]", lambda: run("Gemm", X(2, 6), X(6, 2), X(3, 2, 2), beta=0.0)),
         ("p = 3", lambda: run("LpNormalization", X(2, 4), p=3)),
         ("GlobalLpPool with p = 0", lambda: run("GlobalLpPool", X(2, 4, 3), p=0)),
+        ("GlobalLpPool with p = -3", lambda: run("GlobalLpPool", X(2, 4, 3), p=-3)),
         ("LpPool with p = 0", lambda: run("LpPool", X(2, 4, 3), p=0, kernel_shape=[2])),
         ("ratio of 1.5", lambda: run("Dropout", X(2), torch.tensor(1.5), torch.tensor(True), constants=(1, 2))),
         ("ZeroDivisionError.* int64 .*\n.*Div", lambda: divide("Div", torch.int64, [1, 0, 2])),

@@ -320,10 +320,10 @@ static status lower_global_max_pool(graph *g, const node *n, value **out) {
     return emit_with(g, &out[0], "MaxPool", NODE_ATTRS(INTS("kernel_shape", count, n->in[0]->shape.dim + 2)), n->in[0]);
 }
 
-/* There is no norm of degree 0: its root does not exist. */
+/* Norms have degrees from 1 on: of 0 the root does not exist, and powers below it leave the range of 16-bit floats. */
 static status read_degree(graph *g, const node *n, double *p) {
     *p = (double)node_int(n, "p");
-    return *p != 0 ? OK : fail(g->c, E_INVALID, "%s with p = 0", n->op->name);
+    return *p >= 1 ? OK : fail(g->c, E_INVALID, "%s with p = %g: it is 1 or more", n->op->name, *p);
 }
 
 /* |x|^p, and back after summing. */
