@@ -34,9 +34,9 @@ typedef struct {
     PyObject **now;                                /* the tensors of one look, borrowed */
     Py_ssize_t n_all, n_entries;
     container *all;
-    int *tensors, n_tensors; /* entries with a tensor that no earlier entry has */
+    int *tensors, n_tensors;     /* entries with a tensor that no earlier entry has */
     int *exact, n_exact_tensors; /* other entries with a tensor */
-    int unsure;              /* something cannot be watched: always changed */
+    int unsure;                  /* something cannot be watched: always changed */
 } watch;
 
 static int is_plain_tensor(const watch *w, PyObject *object) {

@@ -66,7 +66,7 @@ def batch_norm(samples, channels, parameters, training):
         ("4 channels cannot be in 3 groups", lambda: run(GROUPS, X(2, 4, 5), X(4), X(4), num_groups=3, opset=21)),
         (r"scale or bias of shape \[1, 1, 1\]", lambda: run("LayerNormalization", X(3, 4), X(1, 1, 1))),
         (r"not broadcast.*", lambda: run("Gemm", X(2, 6), X(6, 2), X(6, 2), beta=0.0)),
-        (r"adds \[3, 2, 2\] to a product of shape \[2, 2\]", lambda: run("Gemm", X(2, 6), X(6, 2), X(3, 2, 2), beta=0.0)),
+        (r"adds \[3, 2, 2\] to a product", lambda: run("Gemm", X(2, 6), X(6, 2), X(3, 2, 2), beta=0.0)),
         ("p = 3", lambda: run("LpNormalization", X(2, 4), p=3)),
         ("GlobalLpPool with p = 0", lambda: run("GlobalLpPool", X(2, 4, 3), p=0)),
         ("GlobalLpPool with p = -3", lambda: run("GlobalLpPool", X(2, 4, 3), p=-3)),
