@@ -2,27 +2,14 @@
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks import roofline_plan
 from benchmarks.roofline_account import least_bytes
 from ortmodule import _core
 from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
+from tests.project.test_roofline import IN, PRODUCT, ROWS, Small, W, X, Y
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
-
-ROWS, IN, OUT = 4, 8, 16
-X, W, Y = 4 * ROWS * IN, 4 * OUT * IN, 4 * ROWS * OUT  # bytes
-PRODUCT = 2 * ROWS * IN * OUT  # FLOPs
-
-
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(IN, OUT, bias=False)
-
-    def forward(self, x):
-        return self.linear(x).tanh().sum()
 
 
 def test_small_model(driver):  # noqa: F811
