@@ -21,7 +21,7 @@ ONLY_FULL = "only with --full"
 KNOWN = {
     r"a GPU is needed \(scripts/gpu\)": "run on a GPU only",
     r"deepspeed is not installed|could not import|it needs another library": "needs a package",
-    r"there is no Chromium|there is no exact solver": "needs a package",
+    r"there is no Chromium|there is no exact solver|the package triton": "needs a package",
     r"NVIDIA's NVRTC is not installed|: not on this machine": "needs a package",
     r"this CPU|no products of bfloat16|for AMX only|no kernel of ours is the best": "needs another CPU",
     r"no addresses for": "needs more addresses",

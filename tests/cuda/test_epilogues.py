@@ -23,11 +23,13 @@ EVERY = (GELU, GELU_BIAS, GELU_EXTRA, GELU_EXTRA_BIAS, SLOPE, SLOPE_TOTALS, RIGH
 @pytest.fixture(params=["epilogues", "no epilogues", "no library"])
 def blas(request, driver):  # noqa: F811
     """The library: as it is; refusing epilogues, once it sees them; refusing every product."""
+    _core.tuning_clear()  # what was said against a product holds for as long as the product is known
     fake = library("libcublasLt.so.13")
     fake.fake_blas_refuse({"epilogues": 0, "no epilogues": 3, "no library": 1}[request.param])
     fake.takes = request.param == "epilogues"
     yield fake
     fake.fake_blas_refuse(0)
+    _core.tuning_clear()
 
 
 class Counted:

@@ -25,11 +25,13 @@ FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 @pytest.fixture(params=["library", "kernel"])
 def blas(request, driver):  # noqa: F811
     """The library; it takes products, or refuses them all and the engine's kernel has to."""
+    _core.tuning_clear()  # what was said against a product holds for as long as the product is known
     fake = library("libcublasLt.so.13")
     fake.fake_blas_refuse(request.param == "kernel")
     fake.takes = request.param == "library"
     yield fake
     fake.fake_blas_refuse(0)
+    _core.tuning_clear()
 
 
 def session(rows, operands):
