@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ortmodule.capture import tensor_attributes
+from ortmodule.capture import tensor_reads
 from ortmodule.capture.scalar_guards import active, of_thread, user_line
-from ortmodule.capture.tensor_attributes import InputReads
+from ortmodule.capture.tensor_reads import InputReads
 from ortmodule.core.errors import NotTraceable, Unguardable
 from ortmodule.core.names import ONLY_CALLER, PACKAGE
 from ortmodule.core.tensor_copies import OPERAND, attributes_of
@@ -138,6 +138,6 @@ def _by_user() -> bool:
         frame = frame.f_back
     if frame.f_code is _HANDLE and frame.f_back is not None and frame.f_back.f_back is not None:
         frame = frame.f_back.f_back  # a method that torch has in Python
-    while frame.f_back is not None and frame.f_code.co_filename == tensor_attributes.__file__:
+    while frame.f_back is not None and frame.f_code.co_filename == tensor_reads.__file__:
         frame = frame.f_back
     return not frame.f_code.co_filename.startswith((torch.__path__[0], PACKAGE))

@@ -30,7 +30,7 @@ from ortmodule.capture.filled_caches import check_caches, forget_own
 from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
-from ortmodule.capture.tensor_attributes import TensorReads, given_to, set_by_forward
+from ortmodule.capture.tensor_reads import TensorReads, given_to, set_by_forward
 from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, copied_in_trace, memory_of
 from ortmodule.capture.trace_record import Source, Trace, Write, path_in, vector
 from ortmodule.core import pytree
