@@ -35,7 +35,7 @@ import time
 import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy
@@ -180,18 +180,24 @@ class Chance:
                 self.check()
                 if self.draws and self._nodes_draw:
                     raise NotTraceable("forward and a submodule that PyTorch runs draw from one generator")
+            except Exception:
+                if self.operand is None:  # what has failed may be what was drawn: the next trace has it as an operand
+                    self._check_moved()
+                raise
             finally:
                 if before is None:
                     sys.setprofile(None)
                 self._states, self._made = [], []
 
     def _held_draws(self) -> AbstractContextManager[None]:
-        """Inside, draws of NumPy's generators are met, wherever these are held."""
+        """Inside, draws of NumPy's generators are met, wherever these are held. To find the places takes a look at all
+        live objects, so they are looked for where a trace has seen that such a generator moves."""
+        operand = self.operand
+        if operand is None:
+            return nullcontext()
 
         def draw(method: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-            if get_tracing_state() is None:
-                return method(*args, **kwargs)
-            return _computes() if self.operand is None else self.operand(method, args, kwargs, None)
+            return method(*args, **kwargs) if get_tracing_state() is None else operand(method, args, kwargs, None)
 
         return held_generators.replaced(draw)
 
@@ -214,9 +220,12 @@ class Chance:
         """Raises NotTraceable if forward has drawn from a generator of NumPy's, or from any."""
         if self.failure is not None:
             raise self.failure
+        self._check_moved()
+        self._python = random.getstate()
+
+    def _check_moved(self) -> None:
         for generator in self._moved():
             raise Moved(f"forward draws random numbers from a generator of NumPy's ({_kind(generator)})")
-        self._python = random.getstate()
 
     def draw(self, function: Callable, args: tuple) -> float:
         """A number from a global generator."""
