@@ -221,6 +221,13 @@ def table(row, found):
     return [*lines, ""]
 
 
+def counting_malloc(folder):
+    """The library that is preloaded."""
+    library = Path(folder) / "counting_malloc.so"
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", str(SOURCE), "-o", str(library)], check=True)
+    return library
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", default=ROWS_OF_TABLE, choices=sorted(EVERY), metavar="ROW")
@@ -234,8 +241,7 @@ def main():
         return serve()
     found, lines = {}, []
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "counting_malloc.so"
-        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", str(SOURCE), "-o", str(library)], check=True)
+        library = counting_malloc(folder)
         for row in args.rows:
             found[row] = measure(row, args, library)
             lines += table(row, found[row])

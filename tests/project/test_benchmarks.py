@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import alive, columns, kernels, losses, report, rows, train
+from benchmarks import alive, columns, kernels, losses, memory, report, rows, train
 from ortmodule.memory import HeldTensor, Peak
 
 CONFIG = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 61, "n_positions": 32}
@@ -150,3 +150,29 @@ def test_what_is_alive_is_summed_over_layers():
     ]  # fmt: skip
     text = alive.section("gpt2", False, peak)
     assert "| 1.2 KiB | 91 % | 3 | layers.*.linear | MatMul | float32[100] | forward made it, backward reads it" in text
+
+
+def test_memory_of_ways(tmp_path, monkeypatch):
+    """Less of it where more is computed again. malloc is not preloaded here: what counts is the engine's."""
+    build = rows.hf("GPT2LMHeadModel", "GPT2Config", **CONFIG | {"n_embd": 64, "n_layer": 4, "n_positions": 64})
+    monkeypatch.setitem(rows.EVERY, "gpt2", rows.Row("small", build, rows.language(16, 64, 61)))
+    library = memory.counting_malloc(tmp_path)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    taken = {}
+    for way in "ortmodule", "half", "least", "level-1":
+        steps = memory.Steps("gpt2", way, None)
+        seconds, taken[way] = [steps.run(adds=False), steps.run(adds=True)][1]
+        assert seconds > 0 and steps.gradients() == sum(p.nbytes for p in steps.model.parameters())
+    assert taken["ortmodule"] > taken["half"] > taken["least"] > 0 and taken["level-1"] < taken["ortmodule"]
+
+
+def test_the_table_of_memory():
+    found = {
+        "eager": {"seconds": [2.0, 2.0, 2.2], "bytes": {"step": 300e6, "without gradients": 200e6, "adding": 310e6}},
+        "half": {"seconds": [1.0, 1.2, 1.1], "bytes": {"step": 150e6, "without gradients": 50e6, "adding": 155e6}},
+        "compile": {"failed": "no compiler"},
+    }
+    lines = memory.table("gpt2", found)
+    assert "| eager | 300 (1.00) | 200 (1.00) | 310 (1.00) | 2000 ±100 | 1.00 [1.00, 1.00] |" in lines
+    assert any("| 150 (0.50) | 50 (0.25) | 155 (0.50) | 1100 " in line and "| 0.50 [" in line for line in lines)
+    assert any("no compiler" in line for line in lines)
