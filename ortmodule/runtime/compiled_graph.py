@@ -35,7 +35,7 @@ from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.capture_budget import Variant
 from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
 from ortmodule.runtime.executable import Executable, Executables, Flags, draw_seed
-from ortmodule.runtime.grad_buckets import HookDetector, chain
+from ortmodule.runtime.grad_buckets import EarlyUse, chain
 from ortmodule.runtime.lazy_logits import Deferral, deferral_of
 from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState
@@ -172,7 +172,7 @@ class CompiledGraph:
         self._reads = ReadChecks(trace, capture.model, self.session, self.n_results, self.plans)
         self._deferral = self._deferral_of(tensors, off, unseen, config.defer_logits)
         self.executables.defer(self._deferral)
-        self._hook_detector = HookDetector()
+        self._early_use = EarlyUse()
         self._seen: set[tuple] = set()  # shapes for which views have been compared
         self._traced = tuple([t.shape for t in trace.tensors])
         #: Called with an error in backward; returns when PyTorch may compute the gradients.
@@ -435,7 +435,7 @@ class CompiledGraph:
         return outputs[self._only_output] if self._only_output is not None else self._result(call, outputs)
 
     def _hands_over(self, leaves: Sequence[torch.Tensor]) -> bool:
-        return self._hand_over == "1" or (saving_hooks() is None and self._hook_detector.finds(leaves))
+        return self._hand_over == "1" or (saving_hooks() is None and self._early_use.finds(leaves))
 
     def _start_with_host(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],

@@ -1,7 +1,8 @@
 """Hands gradients over while backward goes on, in segments.
 
 One node in autograd's graph gives all gradients at once, when backward has run to its end: hooks on parameters, which
-start communication (DistributedDataParallel) or an optimizer's step, wait for it. So a large backward becomes a chain
+start communication (DistributedDataParallel) or an optimizer's step, wait for it, and where gradients are added to
+earlier ones both are there at once. So a large backward becomes a chain
 of nodes, each with the parameters whose gradients it completes; from one to the next goes a token, an empty tensor.
 Autograd calls the hooks of one node's parameters before it calls the next node.
 
@@ -27,16 +28,23 @@ from ortmodule.runtime.segments import Segment
 FIRST_LOOKS, LOOKS = 4, 16
 
 
-class HookDetector:
-    """Do hooks or collectives wait for gradients before backward is through? Looking at all parameters takes a while,
-    so it is done now and then: a hook is called in any case."""
+class EarlyUse:
+    """Is there a use for gradients before backward is through? Hooks or collectives may wait for them; those that are
+    added to earlier ones would take their memory once more if all were made before the first is added. Looking at all
+    parameters for hooks takes a while, so it is done now and then: a hook is called in any case."""
 
     def __init__(self) -> None:
-        self._steps, self._hooked = 0, False
+        self._steps, self._hooked, self._largest = 0, False, -1
 
     def finds(self, leaves: Sequence[torch.Tensor]) -> bool:
+        """``leaves``: the same ones in each step."""
         if distributed.is_available() and distributed.is_initialized():
             return True  # what hooks are on a parameter in C++ cannot be seen
+        if self._largest < 0:
+            self._largest = max(range(len(leaves)), key=lambda k: leaves[k].numel())
+        largest = leaves[self._largest]
+        if largest.is_leaf and largest.grad is not None:
+            return True
         if self._steps < FIRST_LOOKS or self._steps % LOOKS == 0:
             self._hooked = any([t._post_accumulate_grad_hooks or t._backward_hooks for t in leaves])
         self._steps += 1
