@@ -60,7 +60,9 @@ LIBRARIES = {
             "STREAM_NON_BLOCKING": "CU_STREAM_NON_BLOCKING",
             "CAPTURE_THREAD_LOCAL": "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL",
             "EVENT_WITHOUT_TIME": "CU_EVENT_DISABLE_TIMING",
+            "DYNAMIC_SHARED_BYTES": "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES",
         },
+        own={"SHARED_BY_DEFAULT"},
         structures={
             "update_result": (
                 "CUgraphExecUpdateResultInfo",
