@@ -154,7 +154,7 @@ SHORT = [
 @pytest.fixture
 def settings(monkeypatch):
     """All is as it was afterwards. Tests of torch's that others import may have locked its flags."""
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
     before = os.getcwd(), torch.get_num_threads(), sys.getrecursionlimit(), LOG.level, PARENT.level
     yield
     os.chdir(before[0])
