@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from tests.models import layers, results, subjects, table
-from tests.models.trial import UNBUILT, WRONG, Outcome, attempt
+from tests.models import layers, results, subjects, table, tiny
+from tests.models.trial import UNBUILT, WRONG, Outcome, attempt, check_draws
 from tests.selection import each
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
@@ -41,6 +41,19 @@ def test_model(name):
         if table.known_versions() == table.versions():
             found, known = (table.comparable(row) for row in (table.row_of(outcome), table.known_rows()[name]))
             assert found == known, f"run: python -m tests.models {name} --write"
+
+
+@each("name", STATES, ("mixtral", "nn.GLU", "vae"))
+@pytest.mark.parametrize("drops", [False, True], ids=["without dropout", "as it comes"])
+def test_verify_finds_nothing(name, drops, monkeypatch):
+    """Neither in forward nor in gradients, in training mode, with what the model drops at random or without it."""
+    if drops:
+        monkeypatch.setattr(tiny, "without_randomness", lambda model: model)
+    try:
+        subject = subjects.subject(name)
+    except ImportError as error:
+        pytest.skip(f"it needs another library: {error}")
+    check_draws(subject, Outcome(name))
 
 
 def test_table():
