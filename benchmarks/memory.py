@@ -8,8 +8,9 @@ Each way has a process of its own with the row's model; the processes take turns
 batch, since what padding leaves counts. A step is forward and backward. Memory is the most that malloc and the engine
 have taken at once above what they held before the step, counted in each call (tests/engine/counting_malloc.c), so no
 allocator's habits are in it, and neither are weights and an optimizer's states. It is given for a step that makes its
-gradients, the same less these, and for one that adds to gradients that exist, as in accumulation. Seconds are medians;
-the ratio is the median, with quartiles, of each turn's quotient. Written to <out>.json and <out>.md.
+gradients, and for one that adds to gradients that exist, as in accumulation: activations and workspace, and gradients
+on their way. Seconds are medians; the ratio is the median, with quartiles, of each turn's quotient. Written to
+<out>.json and <out>.md.
 """
 
 import argparse
@@ -96,10 +97,6 @@ class Steps:
     def cast(self):
         return torch.autocast("cpu", self.autocast, enabled=self.autocast is not None)
 
-    def gradients(self):
-        """Bytes."""
-        return sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)
-
     def run(self, adds):
         """(seconds, bytes) of one step, which makes its gradients, or ``adds`` to those of the last."""
         from ortmodule import _core
@@ -148,7 +145,7 @@ class Way:
             env={**os.environ, "LD_PRELOAD": str(library)},
         )
         self.seconds, self.bytes, self.failed = [], [], None
-        self.adding = self.gradients = 0  # bytes of a step that adds to gradients, and of these
+        self.adding = 0  # bytes of a step that adds to gradients
         self._ask((row, way, autocast))
 
     def _ask(self, question):
@@ -173,16 +170,12 @@ class Way:
         """The last steps."""
         for _ in range(WARM):
             if not self.failed:
-                answer = self._ask(("run", True))
-                self.adding = answer[1]
-                self.gradients = self._ask(("gradients",))
+                self.adding = self._ask(("run", True))[1]
 
     def figures(self):
         if self.failed:
             return {"failed": self.failed}
-        step = max(self.bytes)
-        memory = {"step": step, "without gradients": step - self.gradients, "adding": self.adding}
-        return {"seconds": self.seconds, "bytes": memory}
+        return {"seconds": self.seconds, "bytes": {"step": max(self.bytes), "adding": self.adding}}
 
     def close(self):
         self._process.stdin.close()
@@ -206,12 +199,12 @@ def measure(row, args, library):
 
 def table(row, found):
     lines = [f"### {EVERY[row].title}", ""]
-    lines.append("| way | a step, MB | less its gradients | adding to gradients | ms | times the first's |")
-    lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
+    lines.append("| way | a step, MB | adding to gradients | ms | times the first's |")
+    lines.append("| --- | ---: | ---: | ---: | ---: |")
     first = next(iter(found.values()))
     for name, figures in found.items():
         if "failed" in figures or "failed" in first:
-            lines.append(f"| {WAYS[name][0]} | {figures.get('failed', 'the first failed')} | | | | |")
+            lines.append(f"| {WAYS[name][0]} | {figures.get('failed', 'the first failed')} | | | |")
             continue
         times = speedup(figures["seconds"], first["seconds"])
         memory = [f"{n / 1e6:,.0f} ({n / first['bytes'][what]:.2f})" for what, n in figures["bytes"].items()]

@@ -10,16 +10,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = pytest.mark.skipif(os.environ.get("STAGE") != "fuzz", reason="builds with sanitizers: run by the stage fuzz")
-#: Executions of each in a quarter of a minute or so, the same ones everywhere: what more find is for `scripts/fuzz`.
+#: Executions of each in a minute or so of one core, the same ones everywhere: what more find is for `scripts/fuzz`.
 RUNS = {
-    "graphs": 20_000,
-    "resources": 30_000,
-    "onnx": 300_000,
-    "schedules": 3_000,
-    "between": 2_500,
-    "attributes": 150,
-    "pytorch": 300,
-    "replay": 40,
+    "graphs": 45_000,
+    "resources": 60_000,
+    "onnx": 700_000,
+    "schedules": 8_000,
+    "between": 5_000,
+    "attributes": 300,
+    "pytorch": 750,
+    "replay": 120,
 }
 
 

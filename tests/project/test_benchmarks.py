@@ -162,17 +162,17 @@ def test_memory_of_ways(tmp_path, monkeypatch):
     for way in "ortmodule", "half", "least", "level-1":
         steps = memory.Steps("gpt2", way, None)
         seconds, taken[way] = [steps.run(adds=False), steps.run(adds=True)][1]
-        assert seconds > 0 and steps.gradients() == sum(p.nbytes for p in steps.model.parameters())
+        assert seconds > 0
     assert taken["ortmodule"] > taken["half"] > taken["least"] > 0 and taken["level-1"] < taken["ortmodule"]
 
 
 def test_the_table_of_memory():
     found = {
-        "eager": {"seconds": [2.0, 2.0, 2.2], "bytes": {"step": 300e6, "without gradients": 200e6, "adding": 310e6}},
-        "half": {"seconds": [1.0, 1.2, 1.1], "bytes": {"step": 150e6, "without gradients": 50e6, "adding": 155e6}},
+        "eager": {"seconds": [2.0, 2.0, 2.2], "bytes": {"step": 300e6, "adding": 310e6}},
+        "half": {"seconds": [1.0, 1.2, 1.1], "bytes": {"step": 150e6, "adding": 155e6}},
         "compile": {"failed": "no compiler"},
     }
     lines = memory.table("gpt2", found)
-    assert "| eager | 300 (1.00) | 200 (1.00) | 310 (1.00) | 2000 ±100 | 1.00 [1.00, 1.00] |" in lines
-    assert any("| 150 (0.50) | 50 (0.25) | 155 (0.50) | 1100 " in line and "| 0.50 [" in line for line in lines)
+    assert "| eager | 300 (1.00) | 310 (1.00) | 2000 ±100 | 1.00 [1.00, 1.00] |" in lines
+    assert any("| 150 (0.50) | 155 (0.50) | 1100 " in line and "| 0.50 [" in line for line in lines)
     assert any("no compiler" in line for line in lines)
