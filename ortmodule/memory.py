@@ -39,7 +39,7 @@ def predict(model: nn.Module, *args: Any, optimizer: str | torch.optim.Optimizer
     ``"adagrad"``, ``"rmsprop"``, ``"adam"``, ``"adamw"``, ``"lamb"``, ``"amsgrad"``; with tensors of the parameters'
     types), or an optimizer.
 
-    Gradients count once: as many bytes more where they are added to those of an earlier step. Settings of the model and
+    Gradients count once: those that are added to the ones of an earlier step come in parts. Settings of the model and
     the environment (``MEMORY_OPT_LEVEL``, ``MEMORY_BUDGET``) hold.
 
     Raises ``ortmodule.UnsupportedError`` where PyTorch would run the module or a part of it, whose memory no plan
