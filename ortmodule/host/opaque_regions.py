@@ -11,7 +11,6 @@ import inspect
 import threading
 import types
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -37,6 +36,7 @@ from ortmodule.core.torch_private import (
     set_value_trace,
     untraced,
 )
+from ortmodule.guards import hook_arguments
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_hooks import without
 from ortmodule.guards.module_tree import Tree
@@ -46,7 +46,6 @@ from ortmodule.host.host_node import Modes, Node, leaves_of, nodes_behind, opera
 from ortmodule.host.passed_calls import Passed
 
 CALL = "ortmodule::call"
-_FILLED = (list, dict, deque)
 # The schema by which the passes of TorchScript know that the operator changes nothing.
 _library = torch.library.Library("ortmodule", "FRAGMENT")
 _library.define("call(Tensor[] operands, int number, int given) -> Tensor[]")
@@ -277,6 +276,8 @@ class Regions:
         result = node.rebuild(outputs, found, (args, kwargs))
         if node.fills and known:
             self.filled = pytree.flatten(self.arguments)
+        if node.fills:
+            self._check_hooks(node, args, kwargs, result)
         return result
 
     def _add_outputs(self, number: int, operands: list, count: int, outputs: list) -> None:
@@ -301,10 +302,17 @@ class Regions:
         containers it is given. Raises NotTraceable."""
         node.breaks = self._hooked(node.name)
         within = pytree.containers((args, kwargs))
-        hooks_see = node.breaks and node.name not in self.opaque.wrapped
-        if hooks_see and any(isinstance(c, _FILLED) and c is not kwargs for c in within):
-            raise NotTraceable(f"{node.breaks}, and a container that it is given, which they may change")
+        self._check_hooks(node, args, kwargs)
         node.given = {n: self.containers[id(c)] for n, c in enumerate(within) if id(c) in self.containers}
+
+    def _check_hooks(self, node: Node, args: tuple, kwargs: dict, result: Any = ()) -> None:
+        """Raises NotTraceable where hooks may change or keep containers that the submodule is given. ``result``: what
+        it returns."""
+        held, path = hook_arguments.changeable(args, kwargs), node.name
+        text = self._hooked(path) if held and path not in self.opaque.wrapped else ""
+        inside = any(hooked.startswith(f"{path}.") for hooked in self.opaque.hooked)  # what they are given is not known
+        if text and (inside or hook_arguments.takes(self.tree.hooks.seeing(path), held, args, kwargs, result)):
+            raise NotTraceable(f"{text}, and a container that it is given, which they may change, or keep")
 
     def _hooked(self, path: str) -> str:
         """A sentence on hooks that may keep tensors of the submodule at ``path``; "": there are none."""

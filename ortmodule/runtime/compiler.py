@@ -176,7 +176,7 @@ class Compiler:
 
     def _read(self, guards: Guards, captured: Capture, call: Call) -> CompiledGraph:
         given = captured, call.tree, guards, call.inputs, self._config(), self.owner.tuning
-        if not any(node.breaks for node in captured.trace.nodes):
+        if not captured.trace.used_on and not any(node.breaks for node in captured.trace.nodes):
             return CompiledGraph(*given)
         try:
             return BrokenGraph(*given, self.owner.interpret)
