@@ -67,11 +67,12 @@ class Opaque:
 
     def __init__(
         self, modules: dict[str, str], kinds: frozenset[str], functions: bool, hooked: frozenset[str] = frozenset(),
-        wrapped: dict[str, Callable] | None = None,
+        wrapped: dict[str, Callable] | None = None, cuts: bool = True,
     ) -> None:  # fmt: skip
         """``functions``: may custom autograd functions become nodes? ``hooked``: submodules with hooks that may keep
-        tensors. ``wrapped``: what is called in place of submodules that communicate, by path."""
-        self.hooked, self.wrapped = hooked, wrapped or {}
+        tensors. ``wrapped``: what is called in place of submodules that communicate, by path. ``cuts``: may the graph
+        be cut at values that forward puts into the caller's containers?"""
+        self.hooked, self.wrapped, self.cuts = hooked, wrapped or {}, cuts
         self.modules = {path: why for path, why in modules.items() if ":" not in path}
         self.methods = [tuple(path.split(":")) for path in modules if ":" in path]
         self.kinds, self.functions = kinds, functions
@@ -177,7 +178,8 @@ class Regions:
         return result
 
     def method(self, module: nn.Module, name: str, original: Callable, args: tuple, kwargs: dict) -> Any:
-        """One that computes nothing but tensors without a gradient: positions, masks."""
+        """One that computes tensors: positions, masks, hidden states of which it masks some. None of them leaves it by
+        another way than its result, and it changes nothing but its operands."""
         result = self._call("method", name, functools.partial(original, module), args, kwargs, [])
         if not _holds_tensors_alone(result):
             raise NotTraceable(f"{name}, which PyTorch would run inside the graph, returns more than tensors")
@@ -243,21 +245,22 @@ class Regions:
         self.runs()
         own, inputs = self._own(operands, numbers) if kind == "function" else ({}, {})
         with eagerly():
-            around = self.tree.caches.holders.snapshot([self.tree.modules[name]]) if kind == "module" else None
+            owner = None if node.owner is None else self.tree.modules[node.owner]
+            around = None if owner is None else self.tree.caches.holders.snapshot([owner])
             alone = kind in ("function", "draw")
             before = None if alone else self.entered(name if kind == "module" else "")
             outputs, mine, made = self._run_and_look(node, operands)
-            if kind == "method" and any(t.requires_grad for t in outputs):
-                raise NotTraceable(f"{name}, which PyTorch would run inside the graph, computes with a gradient")
             if not alone:
                 if name in self.opaque.wrapped:
                     node.makes = len(leaves_of(outputs))
-                elif kind == "module":
+                elif owner is not None:
                     self._find_parameters(node, mine, outputs, made)
                 count = len(outputs)
                 self.left(before, node, outputs)
                 if around is not None:
                     self._find_escapes(node, mine, outputs, count, made, around)
+                if kind == "method" and node.breaks:
+                    raise NotTraceable(f"{name}, which PyTorch would run inside the graph: {node.breaks}")
                 mine = (*mine, *outputs[count:])
             if node.result is not None and node.result.objects:
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, returns an object")
@@ -347,7 +350,7 @@ class Regions:
         self, node: Node, operands: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], tuple, list[torch.Tensor]]:
         """What :meth:`_run` returns, and of a submodule the tensors that it has made."""
-        if node.kind != "module":
+        if node.owner is None:
             return *self._run(node, operands), []
         young = escapes.Young()
         try:
@@ -389,16 +392,13 @@ class Regions:
         if any(type(n).__name__ == "CheckpointFunctionBackward" for n in nodes_behind(outputs)):
             raise NotTraceable(f"{node.name} uses {REENTRANT}")
         known, made = {id(slot.get()) for slot in node.held} | {id(t) for t in leaves}, {id(t) for t in new}
-        for key, tensor in leaves_of(outputs).items():
-            if key in known:
-                continue
-            slot = next((slot for slot in self.tree.parameters if slot.get() is tensor), None)
-            if slot is None and key in made:
-                node.makes += 1
-                continue
-            if slot is None:
-                raise NotTraceable(f"{node.name} computes with a tensor that needs a gradient and is no parameter")
-            node.held.append(slot)
+        found = {key: tensor for key, tensor in leaves_of(outputs).items() if key not in known}
+        for slot in self.tree.parameters:  # in an order that two traces have alike
+            if found.pop(id(slot.get()), None) is not None:
+                node.held.append(slot)
+        node.makes += len(found.keys() & made)
+        if found.keys() - made:
+            raise NotTraceable(f"{node.name} computes with a tensor that needs a gradient and is no parameter")
 
     def _insert(self, number: int, operands: list, given: int, outputs: list) -> list[TracedValue]:
         graph = get_tracing_state().graph

@@ -21,7 +21,7 @@ from ortmodule.core import pytree
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import DTYPES, as_pairs
 from ortmodule.core.errors import CaptureError, Cause, Disagrees, Incomparable, NotInEngine, Raised, Unknown
-from ortmodule.core.names import INPUT, STATE
+from ortmodule.core.names import INPUT, STATE, USED_ON
 from ortmodule.core.onnx_utils import RANDOM, attributes, constants
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import ENGINE_ERRORS, MemoryGoal, Session
@@ -212,9 +212,7 @@ class BrokenGraph(CompiledGraph):
         for name in behind:
             used = any(name in (step.operands if isinstance(step, Break) else step.inputs) for step in self.steps)
             if not used or name not in producer or producer[name].op_type == "Identity":
-                raise CaptureError(
-                    "forward puts a tensor into a list or a dictionary that it was given, and goes on with it"
-                )
+                raise CaptureError(USED_ON)
 
     def _in_place(self, number: int, step: Piece) -> list[Write]:
         """What this piece changes of its own inputs and of state: it copies what backward reads."""

@@ -169,6 +169,10 @@ class Compiler:
                 else:
                     graph.plan_first(call.shapes)
                 return graph, wrong
+            except NoOtherGraph:
+                if not captured.trace.used_on:
+                    raise
+                call.tree.caches.cuts = False  # the submodules that use what they put there are left to PyTorch
             except ENGINE_ERRORS as error:
                 if not partition.grow(error, captured):
                     raise NoOtherGraph(Cause.ONNX_MODEL, str(error), call.key) from error
@@ -213,7 +217,8 @@ class Compiler:
                 owner.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
             hooked = call.tree.hooks.keeping(call.state.hooked)
             wrapped = {path: waiting(m) for path, m in call.tree.sharded.items()} | owner.units(call.tree)
-            opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd, hooked, wrapped)
+            caches, functions = call.tree.caches, owner.config.enable_custom_autograd
+            opaque = Opaque(modules, caches.kinds, functions, hooked, wrapped, caches.cuts)
             try:
                 return capture(
                     call.forward,
