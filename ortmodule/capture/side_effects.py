@@ -18,6 +18,7 @@ from ortmodule.capture.trace_mode import TraceMode
 from ortmodule.core import pytree, pytree_tokens
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.garbage import collect_garbage
+from ortmodule.core.names import USED_ON
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Items, Snapshot
 from ortmodule.guards.holders import Holders, is_held
@@ -69,29 +70,31 @@ class SideEffects:
             return None
         return self.regions.arguments
 
-    def check_kept(self, result: Any) -> None:
-        """Raises ChangesAround where forward has put a tensor into a list or a dictionary of the caller's and goes on
-        with it: the caller may ask for the gradient of ``result`` with respect to it."""
+    def used_on(self, result: Any) -> set[int]:
+        """The ids of tensors that forward has put into a list or a dictionary of the caller's and goes on with: the
+        caller may ask for the gradient of ``result`` with respect to them. Raises ChangesAround where there must be
+        none."""
         known = {id(t) for t in self.regions.inputs}
         put = {id(t): t for t in _in_plain(self.regions.arguments) if t.requires_grad and id(t) not in known}
         tensors, _, _ = pytree.flatten_filled((self.regions.arguments, result), self.held)
-        for tensor in put.values():
-            others = [t for t in tensors if t.requires_grad and t is not tensor]
-            if tensor.grad_fn in nodes_behind(others):
-                raise ChangesAround(_KEEPS)
+        others = [(t, nodes_behind([t])) for t in {id(t): t for t in tensors}.values() if t.requires_grad]
+        found = {
+            key for key, tensor in put.items()
+            if any(each is not tensor and tensor.grad_fn in behind for each, behind in others)
+        }  # fmt: skip
+        if found and not self.regions.opaque.cuts:
+            raise ChangesAround(USED_ON)
+        return found
 
     def look(self) -> None:
         """A submodule has been traced: raises NotTraceable for what it has changed."""
         self.check()
-        carries = torch.is_grad_enabled() and any(t.requires_grad for t in _in_plain(self.regions.arguments))
-        if carries and self.regions.changed():
-            raise ChangesAround(_KEEPS)
+        strict = not self.regions.opaque.cuts and torch.is_grad_enabled()
+        if strict and any(t.requires_grad for t in _in_plain(self.regions.arguments)) and self.regions.changed():
+            raise ChangesAround(USED_ON)
         for kept in self.kept:
             if kept.changed() and not all(isinstance(item, CONSTANTS) for item in kept.items()):
                 raise ChangesAround("forward changes a container that an attribute holds")
-
-
-_KEEPS = "forward puts a tensor into a list or a dictionary that it was given, and goes on with it"
 
 
 def _in_plain(value: Any) -> Iterator[torch.Tensor]:

@@ -61,10 +61,17 @@ class TensorReads:
                 if active() is not None:
                     self._note(tensor, name)
                 elif name not in _KINDS and OPERAND in attributes_of(tensor):
-                    raise NotTraceable(f"{user_line()} reads the attribute {name} of a tensor, {ONLY_CALLER}")
+                    self._note_operand(attributes_of(tensor)[OPERAND](), name)
             return original(tensor, name)
 
         return read
+
+    def _note_operand(self, tensor: torch.Tensor | None, name: str) -> None:
+        """What PyTorch runs inside the graph, on copies, asks for an attribute of ``tensor``: the copies have none, so
+        the graph serves calls in which ``tensor`` has none."""
+        if name == "__dict__" or tensor is None or name in attributes_of(tensor):
+            raise NotTraceable(f"{user_line()} reads the attribute {name} of a tensor, {ONLY_CALLER}")
+        self._note(tensor, name)
 
     def _writing(self, original: Callable) -> Callable:
         def write(tensor: torch.Tensor, name: str, *value: Any) -> None:

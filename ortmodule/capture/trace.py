@@ -144,6 +144,7 @@ def _trace(
         scripted,
         flat.filled,
         flat.own,
+        flat.used_on,
         flat.regions.altered,
         flat.regions.escaped,
         numbers.taken,
@@ -275,7 +276,7 @@ class _Flat(nn.Module):
         self.resized = tree.resized_tensors()[0]
         self.looks = False  # at what each submodule does, to find the one that is to blame
         self.effects: SideEffects | None = None
-        self.filled, self.own = False, dict[int, int]()
+        self.filled, self.own, self.used_on = False, dict[int, int](), list[int]()
         self.leaves: dict[int, Source] = {}  # of the inputs' gradients
         regions.begins = regions.traced = self.look
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
@@ -333,8 +334,7 @@ class _Flat(nn.Module):
                 self.tree.caches.holders.put_back(around)
         with self.recorder.paused():
             filled = self.effects.filled()
-            if filled is not None:
-                self.effects.check_kept(result)
+            used_on = self.effects.used_on(result) if filled is not None else set()
             changed = [t._version != version for t, version in zip(tensors, versions, strict=True)]
             self._check_parameters()
             self._settle_hooks(hooks)
@@ -346,6 +346,7 @@ class _Flat(nn.Module):
             written = [i for i, flag in enumerate(changed) if flag and id(tensors[i]) not in self.mode.moved]
             value: tuple = (result, sets) if filled is None else (filled, result, sets)
             outputs = self._results(value, tensors, parameters, written)
+            self.used_on = [i for i, t in enumerate(outputs) if id(t) in used_on]
             outputs += self._writes(tensors, changed)
             for read in (self.recorder.of(SIZE), self.recorder.of(DATA)):
                 outputs += [vector([r.tensor for r in read if r.tensor is not None])] if read else []

@@ -15,6 +15,8 @@ import torch
 from ortmodule.capture.trace_record import Trace, path_in
 from ortmodule.core.torch_private import TensorType, TracedGraph, TracedNode
 
+#: What two traces have to have alike.
+RESULTS = ("result", "filled", "own", "used_on", "sources", "writes")
 # A tensor type as graphs are printed: `Float(2, 4, strides=[4, 1], requires_grad=1, device=cpu)`.
 _TYPE = re.compile(r"\b([A-Z][A-Za-z0-9]*)\(((?:\d+, )*)(?:strides=\[[\d, ]*\], )?(requires_grad|device)=")
 
@@ -31,7 +33,7 @@ def difference(first: Trace, second: Trace) -> str:
             return f"{max(a, b, key=len)[min(len(a), len(b))].place} is reached by one of them only"
     if [slot.name for slot in first.sets] != [slot.name for slot in second.sets]:
         return "not the same attributes are set"
-    if any(getattr(first, name) != getattr(second, name) for name in ("result", "filled", "own", "sources", "writes")):
+    if any(getattr(first, name) != getattr(second, name) for name in RESULTS):
         return "the results are not alike"
     if first.draws != second.draws:
         return "not the same random numbers are drawn"

@@ -27,3 +27,4 @@ except PackageNotFoundError:  # run from a source tree
     VERSION = "0.0.0"
 #: What tensors of a trace, and those that a submodule is given which PyTorch runs, are no answer to.
 ONLY_CALLER = "which only the caller's own tensors tell"
+USED_ON = "forward puts a tensor into a list or a dictionary that it was given, and goes on with it"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 
-#: Has a copy of a tensor with attributes, or of the caller's, that is given to what PyTorch runs while a trace is made.
+#: Of a copy of a tensor with attributes, or of the caller's, that is given to what PyTorch runs while a trace is made:
+#: a weak reference to that tensor.
 OPERAND = "_ortmodule_operand"
 
 
@@ -26,7 +28,7 @@ def cloned(tensor: torch.Tensor) -> torch.Tensor:
 def as_operand(copy: torch.Tensor, tensor: torch.Tensor, given: bool) -> torch.Tensor:
     """``copy``, which says of itself that it has not what ``tensor`` has. ``given``: is that an input?"""
     if given or attributes_of(tensor):
-        attributes_of(copy)[OPERAND] = True
+        attributes_of(copy)[OPERAND] = weakref.ref(tensor)
     return copy
 
 

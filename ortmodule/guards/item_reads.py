@@ -11,7 +11,7 @@ import dis
 import functools
 import types
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,11 @@ _CONSTANTS = {"LOAD_CONST", "LOAD_SMALL_INT"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
 _GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _DEFAULTS = _CONSTANTS | {"LOAD_FAST", "LOAD_FAST_BORROW"}
+_SIMPLE = _DEFAULTS | {"LOAD_GLOBAL", "LOAD_DEREF", "LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"}
+#: Make tuples and slices, and what is computed of items.
+_BUILDING = {"BUILD_TUPLE", "BUILD_LIST", "LIST_EXTEND", "LIST_APPEND", "LIST_TO_TUPLE", "CALL_INTRINSIC_1",
+             "BUILD_SLICE", "BINARY_SUBSCR", "BINARY_SLICE", "BINARY_OP"}  # fmt: skip
+_IN_PLACE = {"+=", "-=", "*=", "/=", "//=", "@=", "%=", "**=", "&=", "|=", "^=", "<<=", ">>="}
 MOST_STEPS = 16  # into each other
 
 
@@ -122,16 +127,64 @@ def _of_local(code: types.CodeType, name: str, most: int) -> ItemReads:
     """What is read of a local variable that one instruction sets."""
     count = code.co_argcount + code.co_kwonlyargcount
     flags = bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
-    found, stores = ItemReads(name in code.co_varnames[: count + flags]), 0
+    if name in code.co_varnames[: count + flags]:
+        return whole()
+    return _of_variable(code, name, 1, lambda i: _behind(code, i, most))
+
+
+def _of_variable(code: types.CodeType, name: str, stores: int, behind: Callable[[int], ItemReads]) -> ItemReads:
+    """What is read of a local variable that so many instructions set. ``behind``: at one that loads it."""
+    found = ItemReads()
     for i, step in enumerate(_instructions(code)[0]):
         if isinstance(step.argval, tuple) and name in step.argval and "FAST" in step.opname:
             return whole()
         if step.argval != name or step.opname in _CONSTANTS | _ATTRIBUTES | _GLOBALS:
             continue
         if step.opname.startswith("LOAD_FAST"):
-            found.add(_behind(code, i, most))
+            found.add(behind(i))
         elif step.opname == "STORE_FAST":
-            stores += 1
+            stores -= 1
         else:
             return whole()
-    return found if stores == 1 else whole()
+    return found if stores == 0 else whole()
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+
+def of_parameter(code: types.CodeType, name: str, looking: Container[str] = (), own: bool = False) -> ItemReads:
+    """What code reads of one of its parameters; what it returns of it aside, and what it gives to the builtin functions
+    ``looking``. ``own``: its items may be set."""
+    if name in code.co_cellvars:
+        return whole()
+
+    def behind(i: int) -> ItemReads:
+        steps, _ = _instructions(code)
+        if _is_given_to(looking, steps, i) or _is_returned(steps[i + 1 :]) or (own and _is_set(steps[i + 1 :])):
+            return ItemReads()
+        return _behind(code, i, MOST_STEPS)
+
+    return _of_variable(code, name, 0, behind)
+
+
+def _is_given_to(functions: Container[str], steps: Sequence[dis.Instruction], i: int) -> bool:
+    """Is what number ``i`` loads the first of one or two arguments of one of these functions?"""
+    first = i - 2 if steps[i - 1].opname == "PUSH_NULL" else i - 1
+    called = first >= 0 and steps[first].opname in _GLOBALS and steps[first].argval in functions
+    behind = [step.opname for step in steps[i + 1 : i + 3]]
+    return called and (behind[:1] == ["CALL"] or (behind[0] in _SIMPLE and behind[1:] == ["CALL"]))
+
+
+def _is_returned(steps: Sequence[dis.Instruction]) -> bool:
+    """Do these return what was loaded, as it is, or in a tuple, or a slice of it: `return (x, *inputs[1:])`?"""
+    for step in steps:
+        if step.opname.startswith("RETURN_"):
+            return True
+        if step.opname not in _SIMPLE | _BUILDING or step.argrepr in _IN_PLACE:
+            return False
+    return False
+
+
+def _is_set(steps: Sequence[dis.Instruction]) -> bool:
+    """Do these set an item of what was loaded?"""
+    return len(steps) > 1 and steps[0].opname in _SIMPLE and steps[1].opname == "STORE_SUBSCR"

@@ -21,6 +21,9 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 #: What else is known of hooks, by their keys.
 HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 
+#: What hooks are called with: their module, its arguments and those with names, its result.
+MODULE, ARGUMENTS, NAMED, RESULT = "module", "arguments", "named", "result"
+
 #: Packages whose hooks keep no tensor with its gradient. Those of DeepSpeed's ZeRO-3 gather and release partitions.
 _KEEPING_NONE = ("torch", "deepspeed")
 
@@ -38,6 +41,7 @@ class ModuleHooks:
         self.reach: Reach | None = None  # of the hooks that graphs follow
         self.followed: dict[str, dict[int, Any]] = {}  # those hooks, by the paths of their modules
         self.key: tuple = ()  # what every captured graph assumes of them
+        self._aside: dict[tuple[str, str], dict[int, Any]] = {}  # what there is where they are not called
 
     def look(self) -> tuple[str, ...]:
         """The submodules with hooks that a graph would not call (those of the root run around it); "": all.
@@ -93,6 +97,18 @@ class ModuleHooks:
         """The dictionaries of hooks, by their modules' paths and their names."""
         return {(path, name): Items(m.__dict__[name]) for path, m in self._modules.items() for name in HOOKS}
 
+    def seeing(self, path: str) -> Iterator[tuple[Any, tuple[str, ...]]]:
+        """The hooks, but those that graphs follow, that see what a submodule is given, and what they are called with:
+        parts of a call by their names (:data:`MODULE` and others). Also where they are :meth:`suspended`."""
+        attributes, followed = self._modules[path].__dict__, self.followed.get(path, {})
+        for hooks, flags, behind in (
+            ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", ()),
+            ("_forward_hooks", "_forward_hooks_with_kwargs", (RESULT,)),
+        ):
+            for key, hook in self._aside.get((path, hooks), attributes[hooks]).items():
+                if hooks != "_forward_hooks" or key not in followed:
+                    yield hook, (MODULE, ARGUMENTS, *((NAMED,) if key in attributes[flags] else ()), *behind)
+
     def busy(self, module: nn.Module, path: str) -> bool:
         """Would PyTorch, running ``module`` as a host node, leave out what hooks inside of it do for this forward?"""
         followed = self.followed.get(path, {})
@@ -106,6 +122,7 @@ class ModuleHooks:
         """Inside, hooks on submodules are not called, but transparent ones and those with which torch makes weights.
         Sharded submodules have made-up parameters when they run."""
         left = []
+        self._aside = {(path, name): dict(attributes[name]) for path, attributes in self._inner for name in HOOKS}
         for _, attributes in self._inner:
             for name in HOOKS:
                 for key, hook in attributes[name].items():
@@ -116,6 +133,7 @@ class ModuleHooks:
                 del hooks[key]
             with standing_in(self._sharded.values(), (*HOOKS, *HOOK_FLAGS)):
                 yield
+        self._aside = {}
 
 
 @contextmanager

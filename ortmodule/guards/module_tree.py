@@ -41,6 +41,7 @@ class Caches:
     switches: dict[int, dict[str, Guards]] = field(default_factory=dict)
     kinds: frozenset[str] = frozenset()  # of ATen operators that PyTorch runs
     left_for: tuple[str, frozenset[str]] = ("", frozenset())  # the latest of them, and the error they are for
+    cuts: bool = True  # may graphs be cut at values that forward puts into the caller's containers?
     reads: dict[tuple[int, str], str] = field(default_factory=dict)  # of the latest traces, also of those that failed
     holders: Holders = field(default_factory=Holders)
 

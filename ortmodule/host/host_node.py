@@ -85,6 +85,11 @@ class Node:
     generators: list[Any] = field(default_factory=list)
     kinds: list[tuple[str, int]] = field(default_factory=list)  # types and ranks of the results' tensors
 
+    @property
+    def owner(self) -> str | None:
+        """The path of the submodule that it is, or is a method of."""
+        return {"module": self.name, "method": self.name.rpartition(".")[0]}.get(self.kind)
+
     def run(
         self, given: Sequence[torch.Tensor], inputs: Any = None, generators: Sequence[torch.Generator] = ()
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
@@ -371,7 +376,7 @@ class Calls:
         for tensor, flag in zip(outputs, node.flags, strict=True):
             if tensor.requires_grad and not flag:
                 raise Raised(Disagrees(f"{node.name} returns a tensor that carries a gradient, where it had none"))
-        if node.kind == "module":
+        if node.owner is not None:
             known = {id(t) for t in (*leaves, *held)}
             if sum(key not in known for key in leaves_of(outputs)) > node.makes:
                 raise Raised(Disagrees(f"{node.name} uses a parameter that it did not use before, of another module"))

@@ -11,7 +11,6 @@ import inspect
 import threading
 import types
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -37,6 +36,7 @@ from ortmodule.core.torch_private import (
     set_value_trace,
     untraced,
 )
+from ortmodule.guards import hook_arguments
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_hooks import without
 from ortmodule.guards.module_tree import Tree
@@ -46,7 +46,6 @@ from ortmodule.host.host_node import Modes, Node, leaves_of, nodes_behind, opera
 from ortmodule.host.passed_calls import Passed
 
 CALL = "ortmodule::call"
-_FILLED = (list, dict, deque)
 # The schema by which the passes of TorchScript know that the operator changes nothing.
 _library = torch.library.Library("ortmodule", "FRAGMENT")
 _library.define("call(Tensor[] operands, int number, int given) -> Tensor[]")
@@ -68,11 +67,12 @@ class Opaque:
 
     def __init__(
         self, modules: dict[str, str], kinds: frozenset[str], functions: bool, hooked: frozenset[str] = frozenset(),
-        wrapped: dict[str, Callable] | None = None,
+        wrapped: dict[str, Callable] | None = None, cuts: bool = True,
     ) -> None:  # fmt: skip
         """``functions``: may custom autograd functions become nodes? ``hooked``: submodules with hooks that may keep
-        tensors. ``wrapped``: what is called in place of submodules that communicate, by path."""
-        self.hooked, self.wrapped = hooked, wrapped or {}
+        tensors. ``wrapped``: what is called in place of submodules that communicate, by path. ``cuts``: may the graph
+        be cut at values that forward puts into the caller's containers?"""
+        self.hooked, self.wrapped, self.cuts = hooked, wrapped or {}, cuts
         self.modules = {path: why for path, why in modules.items() if ":" not in path}
         self.methods = [tuple(path.split(":")) for path in modules if ":" in path]
         self.kinds, self.functions = kinds, functions
@@ -178,7 +178,8 @@ class Regions:
         return result
 
     def method(self, module: nn.Module, name: str, original: Callable, args: tuple, kwargs: dict) -> Any:
-        """One that computes nothing but tensors without a gradient: positions, masks."""
+        """One that computes tensors: positions, masks, hidden states of which it masks some. None of them leaves it by
+        another way than its result, and it changes nothing but its operands."""
         result = self._call("method", name, functools.partial(original, module), args, kwargs, [])
         if not _holds_tensors_alone(result):
             raise NotTraceable(f"{name}, which PyTorch would run inside the graph, returns more than tensors")
@@ -244,21 +245,22 @@ class Regions:
         self.runs()
         own, inputs = self._own(operands, numbers) if kind == "function" else ({}, {})
         with eagerly():
-            around = self.tree.caches.holders.snapshot([self.tree.modules[name]]) if kind == "module" else None
+            owner = None if node.owner is None else self.tree.modules[node.owner]
+            around = None if owner is None else self.tree.caches.holders.snapshot([owner])
             alone = kind in ("function", "draw")
             before = None if alone else self.entered(name if kind == "module" else "")
             outputs, mine, made = self._run_and_look(node, operands)
-            if kind == "method" and any(t.requires_grad for t in outputs):
-                raise NotTraceable(f"{name}, which PyTorch would run inside the graph, computes with a gradient")
             if not alone:
                 if name in self.opaque.wrapped:
                     node.makes = len(leaves_of(outputs))
-                elif kind == "module":
+                elif owner is not None:
                     self._find_parameters(node, mine, outputs, made)
                 count = len(outputs)
                 self.left(before, node, outputs)
                 if around is not None:
                     self._find_escapes(node, mine, outputs, count, made, around)
+                if kind == "method" and node.breaks:
+                    raise NotTraceable(f"{name}, which PyTorch would run inside the graph: {node.breaks}")
                 mine = (*mine, *outputs[count:])
             if node.result is not None and node.result.objects:
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, returns an object")
@@ -277,6 +279,8 @@ class Regions:
         result = node.rebuild(outputs, found, (args, kwargs))
         if node.fills and known:
             self.filled = pytree.flatten(self.arguments)
+        if node.fills:
+            self._check_hooks(node, args, kwargs, result)
         return result
 
     def _add_outputs(self, number: int, operands: list, count: int, outputs: list) -> None:
@@ -301,10 +305,17 @@ class Regions:
         containers it is given. Raises NotTraceable."""
         node.breaks = self._hooked(node.name)
         within = pytree.containers((args, kwargs))
-        hooks_see = node.breaks and node.name not in self.opaque.wrapped
-        if hooks_see and any(isinstance(c, _FILLED) and c is not kwargs for c in within):
-            raise NotTraceable(f"{node.breaks}, and a container that it is given, which they may change")
+        self._check_hooks(node, args, kwargs)
         node.given = {n: self.containers[id(c)] for n, c in enumerate(within) if id(c) in self.containers}
+
+    def _check_hooks(self, node: Node, args: tuple, kwargs: dict, result: Any = ()) -> None:
+        """Raises NotTraceable where hooks may change or keep containers that the submodule is given. ``result``: what
+        it returns."""
+        held, path = hook_arguments.changeable(args, kwargs), node.name
+        text = self._hooked(path) if held and path not in self.opaque.wrapped else ""
+        inside = any(hooked.startswith(f"{path}.") for hooked in self.opaque.hooked)  # what they are given is not known
+        if text and (inside or hook_arguments.takes(self.tree.hooks.seeing(path), held, args, kwargs, result)):
+            raise NotTraceable(f"{text}, and a container that it is given, which they may change, or keep")
 
     def _hooked(self, path: str) -> str:
         """A sentence on hooks that may keep tensors of the submodule at ``path``; "": there are none."""
@@ -339,7 +350,7 @@ class Regions:
         self, node: Node, operands: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], tuple, list[torch.Tensor]]:
         """What :meth:`_run` returns, and of a submodule the tensors that it has made."""
-        if node.kind != "module":
+        if node.owner is None:
             return *self._run(node, operands), []
         young = escapes.Young()
         try:
@@ -381,16 +392,13 @@ class Regions:
         if any(type(n).__name__ == "CheckpointFunctionBackward" for n in nodes_behind(outputs)):
             raise NotTraceable(f"{node.name} uses {REENTRANT}")
         known, made = {id(slot.get()) for slot in node.held} | {id(t) for t in leaves}, {id(t) for t in new}
-        for key, tensor in leaves_of(outputs).items():
-            if key in known:
-                continue
-            slot = next((slot for slot in self.tree.parameters if slot.get() is tensor), None)
-            if slot is None and key in made:
-                node.makes += 1
-                continue
-            if slot is None:
-                raise NotTraceable(f"{node.name} computes with a tensor that needs a gradient and is no parameter")
-            node.held.append(slot)
+        found = {key: tensor for key, tensor in leaves_of(outputs).items() if key not in known}
+        for slot in self.tree.parameters:  # in an order that two traces have alike
+            if found.pop(id(slot.get()), None) is not None:
+                node.held.append(slot)
+        node.makes += len(found.keys() & made)
+        if found.keys() - made:
+            raise NotTraceable(f"{node.name} computes with a tensor that needs a gradient and is no parameter")
 
     def _insert(self, number: int, operands: list, given: int, outputs: list) -> list[TracedValue]:
         graph = get_tracing_state().graph

@@ -1,8 +1,9 @@
-"""Cuts an exported graph into pieces at its breaks: submodules that PyTorch runs between them.
+"""Cuts an exported graph into pieces at its breaks: submodules that PyTorch runs between them, and values.
 
 Piece k has the nodes between break k - 1 and break k, in the order of the trace. What it uses of earlier pieces, and of
 breaks, are inputs of it; what later ones use are outputs. Sizes, constants and what follows from the caller's integers
-(positions, masks) are computed again by each piece that uses them: they cost little, and passes look for them.
+(positions, masks) are computed again by each piece that uses them: they cost little, and passes look for them. A cut
+behind a value has a break that does nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _OF_SIZES = ("Shape", "Size")
 
 @dataclass
 class Break:
-    """A node that PyTorch runs between two pieces. Names are those of the whole graph."""
+    """A node that PyTorch runs between two pieces; the number is -1 where nothing runs. Names are those of the whole
+    graph."""
 
     number: int
     operands: list[str]
@@ -77,13 +79,14 @@ class _Places:
 
 
 def cut(
-    model: onnx.ModelProto, numbers: Set[int], kept: Iterable[str], integers: Iterable[str], fed: Set[str]
-) -> tuple[list[Piece | Break], Callable[[str], int]]:
+    model: onnx.ModelProto, numbers: Set[int], kept: Iterable[str], integers: Iterable[str], fed: Set[str],
+    behind: Set[str] = frozenset(),
+) -> tuple[list[Piece | Break], Callable[[str], int]]:  # fmt: skip
     """The steps of a run, pieces and breaks in turn, and a function that says behind which of them a value is there.
 
     ``numbers``: of the nodes that are breaks; ``kept``: the outputs that are wanted; ``integers``: inputs that hold
     integers which forward does not change; ``fed``: parameters and buffers that are values of the run, as forward or
-    an island puts others in their places.
+    an island puts others in their places. ``behind``: values at which the graph is cut, too.
     """
     groups: list[list[onnx.NodeProto]] = [[]]
     for node in model.graph.node:
@@ -91,6 +94,8 @@ def cut(
             groups += [[node], []]
         else:
             groups[-1].append(node)
+            if not behind.isdisjoint(node.output):
+                groups += [[], []]
     places = _places(model, groups, integers)
     steps: list[Piece | Break] = []
     wanted: list[dict[str, None]] = [{} for _ in groups]  # as ordered sets
@@ -103,7 +108,9 @@ def cut(
     for name in kept:
         want(name)
     for i in range(len(groups) - 1, -1, -1):
-        if i % 2:
+        if i % 2 and not groups[i]:
+            steps.append(Break(-1, [], []))
+        elif i % 2:
             (node,) = groups[i]
             given = attributes(node)
             operands = list(node.input[: given["given"]])

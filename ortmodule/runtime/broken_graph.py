@@ -21,7 +21,7 @@ from ortmodule.core import pytree
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import DTYPES, as_pairs
 from ortmodule.core.errors import CaptureError, Cause, Disagrees, Incomparable, NotInEngine, Raised, Unknown
-from ortmodule.core.names import INPUT, STATE
+from ortmodule.core.names import INPUT, STATE, USED_ON
 from ortmodule.core.onnx_utils import RANDOM, attributes, constants
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import ENGINE_ERRORS, MemoryGoal, Session
@@ -149,7 +149,9 @@ class BrokenGraph(CompiledGraph):
             if i not in written and not t.is_floating_point() and not t.is_complex()
         ]  # fmt: skip
         kept = [*self._names, *(name for _, _, name in self._new)]
-        self.steps, self._step_of = cut(model, self.breaks.keys(), kept, integers, self._moved.keys())
+        behind = {self._names[i] for i in trace.used_on}
+        self.steps, self._step_of = cut(model, self.breaks.keys(), kept, integers, self._moved.keys(), behind)
+        self._check_used_on(behind)
         examples = _examples(capture, self.steps, tree, self._moved)
         self._make_pieces(examples, guards, config, tuning, interpret, trace)
         self._writes_after = self._place_writes()
@@ -159,10 +161,10 @@ class BrokenGraph(CompiledGraph):
         interpret: Interpreter, trace: Trace,
     ) -> None:  # fmt: skip
         differentiable = _differentiable(self, trace, examples)
-        self.runs: list[PieceGraph | Node] = []
+        self.runs: list[PieceGraph | Node | None] = []
         for number, step in enumerate(self.steps):
             if isinstance(step, Break):
-                self.runs.append(trace.nodes[step.number])
+                self.runs.append(trace.nodes[step.number] if step.number >= 0 else None)
                 continue
             flags = [name in differentiable for name in step.outputs]
             given = [examples[name] for name in step.inputs]
@@ -203,6 +205,14 @@ class BrokenGraph(CompiledGraph):
             shapes = tuple([t.shape for t in given])
             if not step.calls:
                 piece.executables.prepare(shapes, piece.predicted())
+
+    def _check_used_on(self, behind: set[str]) -> None:
+        """Raises CaptureError where the rest of forward does not go on with the very value that the caller gets."""
+        producer = {name: node for node in self.capture.model.graph.node for name in node.output}
+        for name in behind:
+            used = any(name in (step.operands if isinstance(step, Break) else step.inputs) for step in self.steps)
+            if not used or name not in producer or producer[name].op_type == "Identity":
+                raise CaptureError(USED_ON)
 
     def _in_place(self, number: int, step: Piece) -> list[Write]:
         """What this piece changes of its own inputs and of state: it copies what backward reads."""
@@ -281,7 +291,9 @@ class BrokenGraph(CompiledGraph):
         returned: list[Any] = []  # by the breaks that ran
         held = pytree.containers(call.given) if any(node.given for node in self.breaks.values()) else []
         for step, run, new in zip(self.steps, self.runs, self._writes_after, strict=True):
-            if isinstance(step, Break):
+            if run is None:
+                made = []
+            elif isinstance(step, Break):
                 assert isinstance(run, Node)
                 try:
                     made = self._run_break(step, run, values, call, held, returned)
@@ -439,7 +451,7 @@ def _differentiable(graph: BrokenGraph, trace: Trace, examples: dict[str, torch.
     said: dict[str, bool] = dict(zip(graph._names, trace.requires_grad, strict=True))
     said |= {name: False for name, t in examples.items() if not t.is_floating_point()}
     for step in graph.steps:
-        if isinstance(step, Break):
+        if isinstance(step, Break) and step.number >= 0:
             node = trace.nodes[step.number]
             said.update(zip(step.outputs, node.flags, strict=True))
             said.update((name, need) for name, need in zip(step.operands, node.needs, strict=True) if name not in found)

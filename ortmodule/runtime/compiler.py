@@ -169,6 +169,10 @@ class Compiler:
                 else:
                     graph.plan_first(call.shapes)
                 return graph, wrong
+            except NoOtherGraph:
+                if not captured.trace.used_on:
+                    raise
+                call.tree.caches.cuts = False  # the submodules that use what they put there are left to PyTorch
             except ENGINE_ERRORS as error:
                 if not partition.grow(error, captured):
                     raise NoOtherGraph(Cause.ONNX_MODEL, str(error), call.key) from error
@@ -176,7 +180,7 @@ class Compiler:
 
     def _read(self, guards: Guards, captured: Capture, call: Call) -> CompiledGraph:
         given = captured, call.tree, guards, call.inputs, self._config(), self.owner.tuning
-        if not any(node.breaks for node in captured.trace.nodes):
+        if not captured.trace.used_on and not any(node.breaks for node in captured.trace.nodes):
             return CompiledGraph(*given)
         try:
             return BrokenGraph(*given, self.owner.interpret)
@@ -213,7 +217,8 @@ class Compiler:
                 owner.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
             hooked = call.tree.hooks.keeping(call.state.hooked)
             wrapped = {path: waiting(m) for path, m in call.tree.sharded.items()} | owner.units(call.tree)
-            opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd, hooked, wrapped)
+            caches, functions = call.tree.caches, owner.config.enable_custom_autograd
+            opaque = Opaque(modules, caches.kinds, functions, hooked, wrapped, caches.cuts)
             try:
                 return capture(
                     call.forward,

@@ -296,3 +296,30 @@ def test_what_a_submodule_of_pytorchs_is_told(tells):
     for make in GIVEN.values():
         if make is not of_inference:
             torch.testing.assert_close(ours(make()), eager(make()))
+
+
+def test_a_submodule_that_pytorch_runs_asks_for_what_is_not_there():
+    """The graph serves calls whose argument has none; transformers asks so (`hasattr(x, "jax")`)."""
+
+    class Asks(nn.Module):
+        def forward(self, x):
+            return x * (2.0 if hasattr(x, "halved") else 3.0)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.asks, self.linear = Asks(), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(self.asks(x))
+
+    eager = Net()
+    eager.asks.register_forward_hook(lambda module, inputs, output: None)
+    ours = ORTModule(eager)
+    for has in (False, False, True, False):
+        x = torch.ones(2, 4)
+        if has:
+            x.halved = True
+        torch.testing.assert_close(ours(x), eager(x))
+        if not has:
+            assert explain(ours).captured

@@ -3,8 +3,10 @@
 import copy
 import itertools
 
+import numpy
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from ortmodule import ORTModule, explain
@@ -150,3 +152,73 @@ def test_classes_are_as_they_were():
     before = dict(vars(Part))
     ours(*batch(2, 12, 0)).backward()
     assert explain(ours).captured and dict(vars(Part)) == before
+
+
+class Masks(nn.Module):
+    """Masks hidden states where NumPy says, with a parameter, as SpecAugment does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.mask = nn.Parameter(torch.full((4,), 0.5))
+
+    def masked(self, h):
+        count = int(numpy.random.rand() * h.shape[0]) + 1
+        h[torch.from_numpy(numpy.random.choice(h.shape[0], count, replace=False))] = self.mask
+        return h
+
+    def forward(self, x):
+        return self.last(self.masked(self.first(x)).tanh()).square().sum()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_method_that_draws_and_has_a_gradient(verify, monkeypatch):
+    """The rest runs in the engine, from one capture; NumPy's generator is where it would be."""
+    if verify:
+        monkeypatch.setenv("ORTMODULE_VERIFY", "1")
+    found = []
+    for wrap in (lambda module: module, ORTModule):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, 4), Masks())
+        module = wrap(module)
+        numpy.random.seed(0)
+        losses = []
+        for n in (5, 6, 7, 5):
+            loss = module(torch.randn(n, 4, generator=torch.Generator().manual_seed(n)))
+            loss.backward()
+            losses.append(loss.detach())
+        found.append([losses, [p.grad for p in module.parameters()], torch.tensor(numpy.random.rand())])
+    torch.testing.assert_close(found[1], found[0])
+    report = explain(module)
+    assert report.captured and report.exports == 1 and report.python_ops == ["1.masked"], report
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wav2vec_2_in_training_mode():
+    """Its masks are drawn anew at each call, by PyTorch's method; everything else is the engine's."""
+    found = []
+    for wrap in (lambda module: module, ORTModule):
+        torch.manual_seed(0)
+        config = transformers.Wav2Vec2Config(
+            vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+            conv_dim=(8, 8), conv_stride=(4, 2), conv_kernel=(8, 4), num_feat_extract_layers=2,
+            num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, hidden_dropout=0.0, attention_dropout=0.0,
+            activation_dropout=0.0, feat_proj_dropout=0.0, final_dropout=0.0, layerdrop=0.0, mask_time_length=2,
+            mask_time_prob=0.2,
+        )  # fmt: skip
+        model = wrap(transformers.Wav2Vec2ForCTC(config).train())
+        numpy.random.seed(0)
+        losses = []
+        for i in range(3):
+            given = torch.Generator().manual_seed(i)
+            out = model(
+                input_values=torch.randn(2, 800, generator=given),
+                labels=torch.randint(1, 8, (2, 4), generator=given),
+            )
+            out.loss.backward()
+            losses.append(out.loss.detach())
+        found.append([losses, [p.grad for p in model.parameters()], torch.tensor(numpy.random.rand())])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3)
+    report = explain(model)
+    assert report.captured and report.exports == 1 and report.python_ops == ["wav2vec2._mask_hidden_states"], report

@@ -1,4 +1,6 @@
-"""sentence-transformers with a wrapped encoder: its Trainer, `fit`, and a loss that computes embeddings again."""
+"""sentence-transformers, wrapped whole or its encoder: Trainer, `fit`, and a loss that computes embeddings again."""
+
+import contextlib
 
 import pytest
 import torch
@@ -30,11 +32,12 @@ def folder(tmp_path_factory):
     return str(path)
 
 
-def make(folder, wrap):
-    """The model, and its encoder."""
+def make(folder, wrap, whole=False):
     made = sentence_transformers.SentenceTransformer(
         modules=[Transformer(folder, max_seq_length=LENGTH), Pooling(16)], device="cpu"
     )
+    if whole:
+        return wrap(made)
     made[0].model = wrap(made[0].model)
     return made
 
@@ -49,8 +52,31 @@ ROADS = {
 }
 
 
-def train(folder, wrap, road, out):
-    model = make(folder, wrap)
+class Noted(kinds.MultipleNegativesRankingLoss):
+    """Notes each loss: `fit` tells of none."""
+
+    found: list
+
+    def forward(self, *args, **kwargs):
+        loss = super().forward(*args, **kwargs)
+        self.found.append(loss.item())
+        return loss
+
+
+def fit(folder, wrap, whole, out):
+    """The older way, with a loop that the library writes."""
+    model = make(folder, wrap, whole)
+    loss = Noted(model)
+    loss.found = []
+    rows = [sentence_transformers.InputExample(texts=list(pair)) for pair in pairs()]
+    loader = torch.utils.data.DataLoader(rows, batch_size=BATCH)
+    with contextlib.chdir(out):  # it writes there
+        model.fit([(loader, loss)], epochs=1, show_progress_bar=False, optimizer_params={"lr": 1e-2}, warmup_steps=0)
+    return model, loss.found
+
+
+def train(folder, wrap, whole, road, out):
+    model = make(folder, wrap, whole)
     args = sentence_transformers.SentenceTransformerTrainingArguments(
         output_dir=str(out), max_steps=STEPS, per_device_train_batch_size=BATCH, learning_rate=1e-2, logging_steps=1,
         save_steps=STEPS, report_to=[], disable_tqdm=True, use_cpu=True, seed=3,
@@ -63,14 +89,17 @@ def train(folder, wrap, road, out):
     return model, losses(trainer)
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["encoder", "whole"])
 @pytest.mark.parametrize("road", ROADS)
-def test_training_and_saving(road, folder, tmp_path):
+def test_training_and_saving(road, whole, folder, tmp_path):
     (ours, found), (_, expected) = (
-        train(folder, wrap, road, tmp_path / name) for name, wrap in (("ours", ORTModule), ("theirs", lambda m: m))
+        train(folder, wrap, whole, road, tmp_path / name)
+        for name, wrap in (("ours", ORTModule), ("theirs", lambda m: m))
     )
     assert found == pytest.approx(expected, rel=1e-3)
-    calls = explain(ours[0].model)
-    assert_in_engine(ours[0].model, calls.engine_calls + calls.pytorch_calls)
+    wrapped = ours if whole else ours[0].model
+    calls = explain(wrapped)
+    assert_in_engine(wrapped, calls.engine_calls + calls.pytorch_calls)
     assert calls.engine_calls >= 2 * STEPS
     loaded = sentence_transformers.SentenceTransformer(str(tmp_path / "ours" / f"checkpoint-{STEPS}"), device="cpu")
     texts = sentences()[:3]
@@ -79,10 +108,30 @@ def test_training_and_saving(road, folder, tmp_path):
     )
 
 
-def test_wrapped_as_a_whole(folder):
-    """It writes its results into the dictionary that it was given: PyTorch runs it, with a warning."""
-    whole = ORTModule(make(folder, lambda model: model)).train()
-    given = whole.preprocess([text for pair in pairs()[:2] for text in pair])
-    with pytest.warns(UserWarning, match="PyTorch runs this module, not the engine"):
-        result = whole(given)
-    assert result is given and explain(whole).pytorch_calls == 1
+@pytest.mark.parametrize("whole", [False, True], ids=["encoder", "whole"])
+def test_fit(whole, folder, tmp_path):
+    (ours, found), (_, expected) = (fit(folder, wrap, whole, tmp_path) for wrap in (ORTModule, lambda m: m))
+    assert len(found) == STEPS and found == pytest.approx(expected, rel=1e-3)
+    wrapped = ours if whole else ours[0].model
+    assert_in_engine(wrapped, STEPS)
+
+
+@pytest.mark.parametrize("kind", ["BatchEncoding", "dictionary"])
+def test_what_it_is_given(kind, folder):
+    """It writes its results into that, and returns it; gradients of what is in a dictionary are PyTorch's."""
+    found = []
+    for wrap in (ORTModule, lambda m: m):
+        model = make(folder, wrap, True).train()
+        given = model.preprocess([text for pair in pairs()[:2] for text in pair])
+        given = dict(given) if kind == "dictionary" else given
+        result = model(given)
+        assert result is given
+        if kind == "dictionary":
+            result["token_embeddings"].retain_grad()
+        result["sentence_embedding"].sin().sum().backward()
+        assert list(result)[-2:] == ["token_embeddings", "sentence_embedding"]
+        tensors = list(result.values())[-2:]
+        found.append([*tensors, tensors[0].grad, *[p.grad for p in model.parameters()]])
+        if wrap is ORTModule:
+            assert explain(model).captured and explain(model).engine_calls == 1
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5)

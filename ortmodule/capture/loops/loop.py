@@ -17,6 +17,7 @@ import torch
 from ortmodule.capture.loops.finder import find
 from ortmodule.capture.loops.sequence import Unrepeatable
 from ortmodule.capture.loops.template import Template
+from ortmodule.capture.trace_comparison import RESULTS
 from ortmodule.capture.trace_record import Trace
 
 #: The lengths that a module is traced at. Of the first two one is a step longer.
@@ -60,11 +61,13 @@ def _unlike(first: Trace, other: Trace) -> str:
     """How what is around two graphs differs, or an empty string."""
     if first.nodes or other.nodes:
         return "PyTorch runs a part of it"
+    if first.used_on or other.used_on:
+        return "it is cut where forward puts tensors into the caller's containers"
     if any(write.output is None for write in (*first.writes, *other.writes)):
         return "an operator changes a buffer"
     if [slot.name for slot in first.sets] != [slot.name for slot in other.sets] or first.settled or other.settled:
         return "not the same attributes are set"
-    if any(getattr(first, name) != getattr(other, name) for name in ("result", "filled", "own", "sources", "writes")):
+    if any(getattr(first, name) != getattr(other, name) for name in RESULTS):
         return "the results are not alike"
     if first.draws != other.draws or first.requires_grad != other.requires_grad:
         return "not the same results carry a gradient, or not the same numbers are drawn"
