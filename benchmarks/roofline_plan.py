@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks.roofline_account import Kernel, attention_flops
-from ortmodule import ORTModule, _core
+from ortmodule import Config, ORTModule, _core
 from ortmodule.debug.peak import Peak, peak_of
 
 BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1,
@@ -43,13 +43,14 @@ def without_memory(model: nn.Module) -> nn.Module:
 
 
 def plan_of(build: Callable[[], nn.Module], batch: dict[str, Any], autocast: torch.dtype | None) -> tuple[Any, Peak]:
-    """The plan of a training step for a GPU, and its peak with AdamW's state. Raises RuntimeError in another build."""
+    """The plan of a training step for a GPU, whose logits are not read, and its peak with AdamW's state. Raises
+    RuntimeError in another build."""
     if not _core.emulated:
         raise RuntimeError("a build with an emulated GPU is needed: ORTMODULE_BUILD=build/emulated")
     ctypes.CDLL(str(Path(_core.__file__).parent / "libtorch_cuda.so"), ctypes.RTLD_GLOBAL)  # stands for torch's kernels
     with torch.device("meta"):
         model = build()
-    wrapped: Any = ORTModule(without_memory(model).train())
+    wrapped: Any = ORTModule(without_memory(model).train(), config=Config(defer_logits="1"))
     wrapped._ortmodule.compiler.checks = False
     with torch.autocast("cpu", autocast, enabled=autocast is not None):
         graph, call = wrapped._ortmodule.prepare((), batch)
