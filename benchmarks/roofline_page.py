@@ -89,10 +89,14 @@ ROW_PASSES = ("label_sparsity", "linear_loss", "padding_removal")
 WHY = """
 Why, as far as the plans say it:
 
-- A mask that is data (BERT's, and all with padding) keeps attention from being one operator on a GPU: scores are in
-  memory, with a softmax, a dropout and casts over them, and with their gradients.
+- A mask of keys that is data (BERT's, and all with padding) goes to torch's kernels as lists of rows where padding is
+  left out, and as lists of keys where every query is seen; one that hides nothing is dropped
+  ([CUDA libraries](architecture/cuda-libraries.md)). FLOPs of attention over lists are those of lengths spread evenly
+  from 0 to twice their mean.
 - Logits that forward gives back and the script does not read are not computed (`ortmodule/runtime/lazy_logits.py`): so
   it is from the third such call on.
+- GPT-2 and Llama give back the keys and values of all tokens, too, unless `config.use_cache` is false, so that padding
+  is not left out there; with the loss alone it is.
 """
 
 
