@@ -65,11 +65,11 @@ than that. All columns get the same rates, so quotients are worth more than mill
 
 Rules of the account:
 
-- **Ours** is the plan of the step for a GPU. An operand counts once a kernel, whatever reads it twice inside; of a
-  broadcast or a slice what is read. A result that nothing reads is not written. Gradients of norms read `dy` and `x`
-  twice, attention's backward has sums in float32, a linear layer's loss has the logits of 1024 rows at a time in
-  memory: the kernels do so. All but attention are in CUDA graphs. Casts are those of autocast on the CPU, which the
-  emulated GPU has.
+- **Ours** is the plan of the step for a GPU, whose logits the script does not read. An operand counts once a kernel,
+  whatever reads it twice inside; of a broadcast or a slice what is read. A result that nothing reads is not written.
+  Gradients of norms read `dy` and `x` twice, attention's backward has sums in float32, a linear layer's loss has the
+  logits of 1024 rows at a time in memory: the kernels do so. All but attention are in CUDA graphs. Casts are those of
+  autocast on the CPU, which the emulated GPU has.
 - **Ours, the loss alone**: the same where forward returns the loss and no logits.
 - **Eager** is a trace of ATen operators, forward and backward, with a GPU's autocast. Each reads its operands once and
   writes its results once; attention is one kernel forward and three backward, with a mask as fast as without one (in
@@ -89,14 +89,14 @@ ROW_PASSES = ("label_sparsity", "linear_loss", "padding_removal")
 WHY = """
 Why, as far as the plans say it:
 
-- A mask that is data (BERT's, and all with padding) keeps attention from being one operator on a GPU: scores are in
-  memory, with a softmax, a dropout and casts over them, and with their gradients.
-- On a GPU logits are not deferred (`ortmodule/runtime/compiled_graph.py`): where forward gives them back, each row of
-  them is wanted, so neither padding nor rows without labels are left out. On a CPU they are, after two calls whose
-  logits were not read.
-- Of constants a plan folds 64 MiB (`csrc/graph/build.c`). GPT-2 makes a causal mask of 1024² anew in each layer: what
-  it is made of fills that in the 15th. From the 16th layer on the mask is `Not` of a constant, which
-  `csrc/passes/attention_fusion.c` does not know as a causal one.
+- A mask of keys that is data (BERT's, and all with padding) goes to torch's kernels as lists of rows where padding is
+  left out, and as lists of keys where every query is seen; one that hides nothing is dropped
+  ([CUDA libraries](architecture/cuda-libraries.md)). FLOPs of attention over lists are those of lengths spread evenly
+  from 0 to twice their mean.
+- Logits that forward gives back and the script does not read are not computed (`ortmodule/runtime/lazy_logits.py`): so
+  it is from the third such call on.
+- GPT-2 and Llama give back the keys and values of all tokens, too, unless `config.use_cache` is false, so that padding
+  is not left out there; with the loss alone it is.
 """
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks.roofline_account import Kernel, attention_flops
-from ortmodule import ORTModule, _core
+from ortmodule import Config, ORTModule, _core
 from ortmodule.debug.peak import Peak, peak_of
 
 BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1,
@@ -25,6 +25,10 @@ OPERAND = re.compile(r"%(\d+)")
 BETWEEN = re.compile(r", (?![^\[]*\])")  # operands
 PRODUCTS = {"MatMul": 0, "MatMulBias": 0, "MatMulTotals": 0, "MatMulAdd": 1}  # which operand is the left one
 CAUSAL = "torch=2"
+#: Of attention over lists of rows: how many sequences they are of.
+LISTED_OF = re.compile(r"\bbatch=(\d+)")
+#: Sums of squares of lengths, beside the square of their mean, where lengths are spread evenly from 0 to twice that.
+SPREAD = 4 / 3
 SUM_OUT = 3  # of FusedNorm's results
 CHUNK_ROWS = 1024  # of a linear layer's loss
 
@@ -43,13 +47,14 @@ def without_memory(model: nn.Module) -> nn.Module:
 
 
 def plan_of(build: Callable[[], nn.Module], batch: dict[str, Any], autocast: torch.dtype | None) -> tuple[Any, Peak]:
-    """The plan of a training step for a GPU, and its peak with AdamW's state. Raises RuntimeError in another build."""
+    """The plan of a training step for a GPU, whose logits are not read, and its peak with AdamW's state. Raises
+    RuntimeError in another build."""
     if not _core.emulated:
         raise RuntimeError("a build with an emulated GPU is needed: ORTMODULE_BUILD=build/emulated")
     ctypes.CDLL(str(Path(_core.__file__).parent / "libtorch_cuda.so"), ctypes.RTLD_GLOBAL)  # stands for torch's kernels
     with torch.device("meta"):
         model = build()
-    wrapped: Any = ORTModule(without_memory(model).train())
+    wrapped: Any = ORTModule(without_memory(model).train(), config=Config(defer_logits="1"))
     wrapped._ortmodule.compiler.checks = False
     with torch.autocast("cpu", autocast, enabled=autocast is not None):
         graph, call = wrapped._ortmodule.prepare((), batch)
@@ -63,6 +68,11 @@ def specs_in(text: str) -> list[tuple[str, tuple[int, ...]]]:
 
 def bytes_of(spec: tuple[str, tuple[int, ...]]) -> int:
     return BYTES[spec[0]] * math.prod(spec[1])
+
+
+def sequences_of(shape: tuple[int, ...], batch: int) -> tuple:
+    """[B, S, H, D] of attention's operand; of a list of rows [T, H, D] the mean length is S."""
+    return shape if len(shape) == 4 else (batch, shape[0] / batch, *shape[1:])
 
 
 def linear_loss(kernel: Kernel, rows: int, width: int, weight: tuple[int, ...], gradients: bool) -> None:
@@ -139,7 +149,10 @@ class Account:
             q, k, v = (specs[n] for n in operands[:3])
             backward, dropout = name.endswith("Grad"), "ratio=0," not in found[3]
             causal = CAUSAL in found[3]
-            kernel.flops = attention_flops(q[1], k[1], v[1][-1], causal, backward)
+            batch = int(found_batch[1]) if (found_batch := LISTED_OF.search(found[3])) else 0
+            of_q, of_k = sequences_of(q[1], batch), sequences_of(k[1], batch)
+            kernel.flops = attention_flops(of_q, of_k, v[1][-1], causal, backward)
+            kernel.flops *= SPREAD if len(q[1]) == len(k[1]) == 3 else 1
             kernel.kind = "attention dropout" if dropout else "attention"
             kernel.launch, kernel.count = True, 3 if backward else 1
             kernel.more = 2 * 4 * math.prod(q[1]) if backward else 0  # sums of dq in float32, written and read

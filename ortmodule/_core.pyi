@@ -48,6 +48,8 @@ class _Chains(TypedDict):
 emulated: Final[bool]
 #: How many sums a tensor's squares are added up in on a GPU: room for them is the caller's.
 cuda_sum_parts: Final[int]
+#: How many numbers are the digest of a tensor on a GPU.
+cuda_digest_parts: Final[int]
 
 class Error(RuntimeError):
     """The engine failed."""
@@ -294,6 +296,9 @@ def copy(to: torch.Tensor, source: torch.Tensor, /) -> None:
 
 def digest(tensor: torch.Tensor, /) -> int:
     """64 bits of a contiguous tensor's bytes, others when they have changed."""
+
+def cuda_digests(tensors: _Tensors, found: torch.Tensor, device: int, stream: int, /) -> None:
+    """The same of contiguous tensors on a GPU: `cuda_digest_parts` int64 for each, into a tensor there."""
 
 def objects(types: tuple[type, ...], generation: int = -1, /) -> list[Any]:
     """Those that the garbage collector knows, of these types and subtypes; ``generation``: the young alone, 0 or 1."""

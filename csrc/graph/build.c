@@ -273,12 +273,11 @@ static status emit_node(graph *g, node *n, value **out) {
     }
     if (foldable(g, n)) {
         TRY(fold(g, n));
-        take_outputs(n, out);
-        return OK;
+    } else {
+        propagate_needs_grad(n);
+        graph_insert_node(g, n);
     }
-    propagate_needs_grad(n);
-    graph_insert_node(g, n);
-    if (slot) {
+    if (slot) {                      /* of a folded node, too: what every layer makes anew is there once */
         TRY(find_slot(g, n, &slot)); /* simplify may have grown the table */
         if (!*slot) {
             *slot = n;

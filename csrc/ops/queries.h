@@ -68,7 +68,7 @@ bool fused_rows_reads(const rows_chain *ch, const node *n, value *v);
 /* One node that computes the stages: out[i] stands for gives[i], and is of its shape. */
 MUST_USE status fused_rows_emit(graph *g, const rows_chain *ch, value **out);
 
-/* --- Triton kernels (ops/chains/triton.c) -------------------------------------------------------------------------- */
+/* --- Triton kernels (ops/chains/triton_program.c) ------------------------------------------------------------------ */
 
 /* The most nodes of one kernel, and the most values that it gives. */
 enum { TRITON_NODES = 48, TRITON_GIVES = 12, TRITON_READS = 24 };

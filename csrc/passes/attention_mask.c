@@ -2,6 +2,7 @@
 #include "passes/attention_mask.h"
 
 #include "ops/op.h"
+#include "passes/index_formula.h"
 #include "passes/match.h"
 
 /* bool, all true. */
@@ -35,25 +36,17 @@ bool attention_mask_split(value *allowed, int64_t batch, int64_t keys, attention
     return add_part(allowed, batch, keys, out) && out->keys;
 }
 
-/* A triangle of true elements: Trilu(all, k, upper). */
-static bool is_triangle(const value *v, bool upper, int64_t from) {
-    if (!value_is(v, "Trilu") || (node_int(v->def, "upper") != 0) != upper || !is_all(v->def->in[0])) return false;
-    const value *k = node_in(v->def, 1);
-    const int64_t found = k && k->data && k->type == I64 ? *(const int64_t *)k->data : k ? from + 1 : 0;
-    return found == from;
-}
-
 bool attention_mask_causal(const value *allowed, int64_t length) {
     const shape *s = &allowed->shape;
-    const uint8_t *x = allowed->data;
+    index_formula f;
 
     if (s->rank < 2 || s->dim[s->rank - 1] != length || s->dim[s->rank - 2] != length) return false;
-    const int64_t rows = shape_count(s) / length;
-    if (value_is(allowed, "Not")) return rows == length && is_triangle(allowed->def->in[0], true, 1);
-    if (!x) return rows == length && is_triangle(allowed, false, 0);
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t k = 0; k < length; k++)
-            if ((x[row * length + k] != 0) != (k <= row % length)) return false;
+    if (allowed->type != BOOL || !index_formula_of(allowed, &f)) return false;
+    const int64_t by = f.by[s->rank - 1];
+    if (length == 1) return by == 0 && f.plus <= 0;
+    if (by < 1 || f.by[s->rank - 2] != -by || f.plus > 0 || f.plus <= -by) return false; /* by (k - q) + plus <= 0 */
+    for (int d = 0; d < s->rank - 2; d++)
+        if (f.by[d]) return false;
     return true;
 }
 

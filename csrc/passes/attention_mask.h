@@ -12,8 +12,8 @@ typedef struct attention_mask {
 
 /* False: `allowed`, which is broadcast to [batch, heads, queries, keys], is of another form. */
 bool attention_mask_split(value *allowed, int64_t batch, int64_t keys, attention_mask *out);
-/* Does a query see the keys up to its own place: the same for all heads and sequences, as data or, if that is large, as
- * it is made? */
+/* Does a query see the keys up to its own place: the same for all heads and sequences, by its elements or by how it is
+ * made? */
 bool attention_mask_causal(const value *allowed, int64_t length);
 /* Are both not 0 at the same places, in order of elements, by how they are made? */
 bool attention_mask_same(const value *a, const value *b);

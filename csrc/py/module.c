@@ -8,6 +8,7 @@
 #include "cuda/host/driver.h"
 #include "cuda/host/refusals.h"
 #include "cuda/host/replay.h"
+#include "cuda/kernels/digest.h"
 #include "cuda/kernels/optim.h"
 #include "cuda/libraries/nccl.h"
 #include "exec/record.h"
@@ -237,6 +238,10 @@ static PyMethodDef methods[] = {
      PyDoc_STR("copy(to, from): the bytes of one contiguous tensor into another of the same size")},
     {"digest", core_digest, METH_O,
      PyDoc_STR("digest(tensor) -> 64 bits of a contiguous tensor's bytes, others when they have changed")},
+    {"cuda_digests", core_cuda_digests, METH_VARARGS,
+     PyDoc_STR(
+         "cuda_digests(tensors, found, device, stream): the same of tensors on a GPU, cuda_digest_parts int64 for "
+         "each, into a tensor there")},
     {"objects", core_objects, METH_VARARGS,
      PyDoc_STR("objects(types, generation=-1) -> those that the garbage collector knows, of these types and subtypes;\n"
                "generation: the young alone, 0 or 1. No other thread runs meanwhile.")},
@@ -363,7 +368,9 @@ static int core_exec(PyObject *module) {
     added = PyModule_AddObjectRef(module, "emulated", gpu); /* a GPU is emulated, in memory of the CPU */
 
     Py_DECREF(gpu);
-    if (added < 0 || PyModule_AddIntConstant(module, "cuda_sum_parts", CUDA_SUM_PARTS) < 0) return -1;
+    if (added < 0 || PyModule_AddIntConstant(module, "cuda_sum_parts", CUDA_SUM_PARTS) < 0 ||
+        PyModule_AddIntConstant(module, "cuda_digest_parts", CUDA_DIGEST_PARTS) < 0)
+        return -1;
     if (add(module, "Error", &m->Error, PyErr_NewException("ortmodule.Error", PyExc_RuntimeError, NULL)) < 0) return -1;
     if (add(module, "UnsupportedError", &m->UnsupportedError,
             PyErr_NewException("ortmodule.UnsupportedError", m->Error, NULL)) < 0)

@@ -67,11 +67,13 @@ typedef struct elements {
 
 int tensor_elements(PyObject *object, int device, const char *what, int index, elements *out);
 
-/* Functions of the module: empty(torch.Tensor, dtype name, sizes), zero(tensor), copy(to, from), digest(tensor). */
+/* Functions of the module: empty(torch.Tensor, dtype name, sizes), zero(tensor), copy(to, from), digest(tensor), and on
+ * a GPU cuda_digests(tensors, found, device, stream). */
 PyObject *core_empty(PyObject *module, PyObject *args);
 PyObject *core_zero(PyObject *module, PyObject *object);
 PyObject *core_copy(PyObject *module, PyObject *args);
 PyObject *core_digest(PyObject *module, PyObject *object);
+PyObject *core_cuda_digests(PyObject *module, PyObject *args);
 
 /* Function of the module: objects(types, generation). */
 PyObject *core_objects(PyObject *module, PyObject *args);

@@ -3,10 +3,12 @@
  * Nothing of torch is included: the structures below are the DLPack 1.x interface. */
 #include "core/digest.h"
 #include "core/memory.h"
+#include "cuda/kernels/digest.h"
 #include "py/py.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct dl_tensor {
@@ -440,6 +442,56 @@ PyObject *core_digest(PyObject *module, PyObject *object) {
     if (tensor_bytes(object, ON_CPU, "the tensor", &memory, &bytes) < 0) return NULL;
     Py_BEGIN_ALLOW_THREADS done = digest(memory, (size_t)bytes, &found);
     Py_END_ALLOW_THREADS return done ? PyLong_FromUnsignedLongLong(found) : PyErr_NoMemory();
+}
+
+/* What the tensors of `list`, of that GPU, hold; freed by the caller. NULL: an exception is set. */
+static digest_bytes *parse_digested(PyObject *list, int device, Py_ssize_t count) {
+    digest_bytes *tensors = calloc((size_t)count + 1, sizeof *tensors);
+    Py_ssize_t n = 0;
+
+    if (!tensors) return (void)PyErr_NoMemory(), NULL;
+    for (; n < count; n++) {
+        PyObject *item = PySequence_GetItem(list, n);
+        void *memory = NULL;
+        int bad = item ? tensor_bytes(item, device, "the tensor", &memory, &tensors[n].bytes) : -1;
+        tensors[n].from = memory;
+        Py_XDECREF(item);
+        if (bad < 0) break;
+    }
+    if (n == count) return tensors;
+    free(tensors);
+    return NULL;
+}
+
+static status digests_there(ctx *c, int device, unsigned long long stream, const digest_bytes *tensors, int count,
+                            uint64_t *found) {
+    cuda_run where;
+
+    TRY(cuda_begin(c, device, (void *)(uintptr_t)stream, &where));
+    return cuda_end(c, &where, cuda_digests(c, &where, tensors, count, found));
+}
+
+PyObject *core_cuda_digests(PyObject *module, PyObject *args) {
+    unsigned long long stream;
+    digest_bytes *tensors;
+    PyObject *list, *found;
+    Py_ssize_t count;
+    void *out;
+    int device;
+    status s;
+    ctx c;
+
+    if (!PyArg_ParseTuple(args, "OOiK:cuda_digests", &list, &found, &device, &stream)) return NULL;
+    if ((count = PySequence_Size(list)) < 0) return NULL;
+    const shape wanted = {.rank = 2, .dim = {count, CUDA_DIGEST_PARTS}};
+    if (tensor_address(found, device, I64, &wanted, "found", 0, &out) < 0) return NULL;
+    if (!(tensors = parse_digested(list, device, count))) return NULL;
+    ctx_init(&c);
+    Py_BEGIN_ALLOW_THREADS s = digests_there(&c, device, stream, tensors, (int)count, out);
+    Py_END_ALLOW_THREADS if (s != OK) raise_status(state_of(module), &c.err);
+    ctx_release(&c);
+    free(tensors);
+    return s == OK ? Py_NewRef(Py_None) : NULL;
 }
 
 int parse_dtype(PyObject *name, dtype *out) {

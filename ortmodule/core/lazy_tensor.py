@@ -19,10 +19,10 @@ class Deferred(torch.Tensor):
     """A tensor whose values come from ``source.values()`` when they are asked for."""
 
     @staticmethod
-    def __new__(cls, source: Any, dtype: torch.dtype, shape: Sequence[int]) -> Deferred:
-        return make_wrapper_subclass(cls, tuple(shape), dtype=dtype)
+    def __new__(cls, source: Any, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> Deferred:
+        return make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device)
 
-    def __init__(self, source: Any, dtype: torch.dtype, shape: Sequence[int]) -> None:
+    def __init__(self, source: Any, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> None:
         self._source = source
         self._plain: Any = None
 
@@ -91,8 +91,8 @@ class _Widen(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, deferred: Deferred) -> Deferred:
         with DisableTorchFunctionSubclass():
-            ctx.dtype, shape = deferred.dtype, deferred.shape
-        return Deferred(_Derived(deferred, torch.Tensor.float), torch.float32, shape)
+            ctx.dtype, shape, device = deferred.dtype, deferred.shape, deferred.device
+        return Deferred(_Derived(deferred, torch.Tensor.float), torch.float32, shape, device)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ def _float(deferred: Deferred) -> Deferred:
 
 def _detach(deferred: Deferred) -> Deferred:
     with DisableTorchFunctionSubclass():
-        return Deferred(_Derived(deferred, torch.Tensor.detach), deferred.dtype, deferred.shape)
+        return Deferred(_Derived(deferred, torch.Tensor.detach), deferred.dtype, deferred.shape, deferred.device)
 
 
 #: Of the object, not of its values.

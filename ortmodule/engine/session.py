@@ -136,6 +136,15 @@ def _how(stream: int, graphs: bool, seed_there: torch.Tensor | None) -> tuple[in
     return stream, math_mode(), graphs, 0 if seed_there is None else seed_there.data_ptr()
 
 
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor with memory of its own, without a gradient."""
+    if tensor.device.type != "cpu":
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+    made = _core.empty(torch.Tensor, DTYPES[tensor.dtype], tuple(tensor.shape))
+    _core.copy(made, tensor)
+    return made
+
+
 def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
     """``target.copy_(source)`` for tensors of one type and shape; autograd sees a new version."""
     if target.device.type == "cpu" and target.is_contiguous() and source.is_contiguous():
@@ -459,6 +468,12 @@ class Session:
         take. ``memory``: another goal."""
         of = tuple(specs), tuple(needs_grad), None if output_grads is None else tuple(output_grads)
         return self._make(of, sizes, calls, gpu, memory or self.memory, any_size=True)
+
+    def output_specs(self, specs: Sequence[Spec]) -> list[Spec] | None:
+        """Types and shapes of the outputs for inputs of these, by a plan that costs little. None: data decides."""
+        none, everything = (False,) * len(specs), _core.optional_passes()
+        plan = self.model.plan(tuple(specs), none, None, everything, (), None, False, -1, 0, 0, True, None)
+        return None if plan.prologue else plan.outputs
 
     def _make(
         self, of: tuple[Sequence[Spec], Sequence[bool], Sequence[bool] | None], sizes: tuple[int, ...],

@@ -18,7 +18,7 @@ from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.trace_record import Source, Write
 from ortmodule.core import devices, pytree, pytree_tokens
 from ortmodule.core.config import Config
-from ortmodule.core.dtypes import DTYPES, as_pairs
+from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine
 from ortmodule.core.logger import LOGGER
 from ortmodule.core.names import INPUT, STATE
@@ -26,7 +26,7 @@ from ortmodule.core.onnx_utils import RANDOM
 from ortmodule.core.setting_types import wishes_of
 from ortmodule.core.torch_private import deterministic, saving_hooks, warns_only
 from ortmodule.engine.autotune import Tuning
-from ortmodule.engine.session import MemoryGoal, Run, Session, is_captured
+from ortmodule.engine.session import MemoryGoal, Run, Session, copied, is_captured
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import containers
@@ -34,9 +34,9 @@ from ortmodule.guards.module_tree import Tree
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.capture_budget import Variant
 from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
-from ortmodule.runtime.executable import Executable, Executables, Flags, draw_seed
+from ortmodule.runtime.executable import Executable, Executables, Flags, Repeated, draw_seed
 from ortmodule.runtime.grad_buckets import EarlyUse, chain
-from ortmodule.runtime.lazy_logits import Deferral, deferral_of
+from ortmodule.runtime.lazy_logits import FORWARD, HEAD, MOST_COPIED, Deferral, deferral_of
 from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState
 from ortmodule.runtime.read_checks import MOST_SHAPES, ReadChecks
@@ -163,7 +163,7 @@ class CompiledGraph:
         one = trace.result == _ONE_TENSOR and trace.sources[0].kind == "graph" and not self.views
         self._only_output = trace.sources[0].key if one else None
         self._hand_over = config.enable_mem_efficient_grad_mgmt
-        varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
+        self._varying = varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
         self.executables = Executables(
             self.session, tensors, self.needs, varying, self.pairs, self._segments, self._check_views
         )
@@ -188,14 +188,7 @@ class CompiledGraph:
         ranks = [t.dim() for t in trace.outputs]
         losses = [i for i in self.differentiable if ranks[i] == 0]
         shared = {*self.views, *(base.key for base, _ in self.views.values() if base.kind == "graph")}
-        if (
-            not losses
-            or trace.nodes
-            or trace.sets
-            or trace.filled
-            or padding_unseen
-            or self.executables.gpu is not None
-        ):
+        if not losses or trace.nodes or trace.sets or trace.filled or padding_unseen:
             return None
         written = {name for name, feed in zip(self.session.inputs, self.feeds, strict=True)
                    if any(feed == target for target, _ in self.writes)}  # fmt: skip
@@ -207,6 +200,7 @@ class CompiledGraph:
             dict(zip(self.session.inputs, tensors, strict=True)),
             setting,
             lambda model: self.session.like(model, without),
+            repeats=not self.writes and sum(tensors[i].nbytes for i, _ in self._varying) <= MOST_COPIED,
         )
 
     def sessions(self) -> list[Session]:
@@ -417,7 +411,7 @@ class CompiledGraph:
         if grads is not None:
             pending = Pending(self, executable, run, call, tensors, kept, generator)
             if self._deferral is not None:
-                pending.shown = self._shown(self._deferral, executable, run, fed)
+                pending.shown = self._shown(self._deferral, executable, run, shapes, fed)
             leaves = []
             for i in self.leaves:
                 leaves.append(tensors[i])
@@ -459,14 +453,19 @@ class CompiledGraph:
         return inputs
 
     def _shown(
-        self, deferral: Deferral, executable: Executable, run: Run, tensors: Sequence[torch.Tensor]
+        self, deferral: Deferral, executable: Executable, run: Run, shapes: tuple, tensors: Sequence[torch.Tensor]
     ) -> dict[int, torch.Tensor]:
         """What the caller gets for logits that are, or may be, deferred."""
-        index = deferral.index
-        if executable.defers:
+        index, gpu = deferral.index, self.executables.gpu
+        captured = gpu is not None and is_captured(gpu)
+        if executable.defers == FORWARD:
+            forward = Repeated(self.executables, shapes, run, executable)
+            return {index: deferral.repeated(shapes, tensors, [i for i, _ in self._varying], forward)}
+        if executable.defers == HEAD:
             feeds = dict(zip(self.session.inputs, tensors, strict=True))
-            return {index: deferral.deferred(run.outputs[index], feeds)}
-        return {index: deferral.watched(run.outputs[index])}
+            return {index: deferral.deferred(run.outputs[index], feeds, at_once=captured)}
+        # A CUDA graph of the caller's computes its logits in every replay.
+        return {} if captured else {index: deferral.watched(run.outputs[index])}
 
     def _compare_views(self, sizes: tuple, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Once for each shape: does a view show what the engine computed?"""
@@ -515,7 +514,7 @@ class CompiledGraph:
             written += [target for target, _ in self._carried]
             for i, feed in enumerate(self.feeds):  # backward goes on with the old contents
                 if self.leaves and any(feed == target for target in written):
-                    fed[i] = _copy(fed[i])
+                    fed[i] = copied(fed[i])
             for target, tensor, write in changes:
                 put(target, write, tensor, inputs)
         return fed
@@ -573,11 +572,3 @@ def _bytes_beside(tree: Tree, feeds: Sequence[int | Slot]) -> int:
     fed = {id(feed.get()) for feed in feeds if isinstance(feed, Slot)}
     others = {id(slot.get()): slot.get() for slot in tree.slots.values()}
     return sum(t.nbytes for key, t in others.items() if key not in fed)
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type != "cpu":
-        return tensor.detach().clone()
-    copied = _core.empty(torch.Tensor, DTYPES[tensor.dtype], tuple(tensor.shape))
-    _core.copy(copied, tensor)
-    return copied

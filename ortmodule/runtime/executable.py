@@ -16,9 +16,19 @@ import torch
 from ortmodule import _core
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.engine.row_count_predictor import Counts
-from ortmodule.engine.session import ENGINE_ERRORS, MOST_PLANS, MemoryGoal, Run, Session, gpu_of, run_planned
+from ortmodule.engine.session import (
+    ENGINE_ERRORS,
+    MOST_PLANS,
+    MemoryGoal,
+    Run,
+    Session,
+    Spec,
+    gpu_of,
+    is_captured,
+    run_planned,
+)
 from ortmodule.host.host_node import HOST_OPERATORS, Calls
-from ortmodule.runtime.lazy_logits import Deferral
+from ortmodule.runtime.lazy_logits import NOTHING, Deferral
 from ortmodule.runtime.segments import Segment
 
 Flags = tuple[bool, ...]
@@ -35,7 +45,7 @@ class Executable:
     reads_input: list[int]  # what backward reads of the run's inputs and outputs
     reads_output: list[int]
     session: Session
-    defers: bool  # there are hidden states in place of logits
+    defers: int  # what it leaves out of the logits (runtime/lazy_logits.py)
     segments: list[Segment]  # in which gradients may be handed over; none: all at once
     ready: bool  # :meth:`Executables.start` takes it for its shapes and gradients without looking at anything else
 
@@ -73,16 +83,16 @@ class Executables:
         output_grads: Flags | None,
         sizes: tuple[int, ...] = (),
         calls: Calls | None = None,
-        defers: bool = False,
+        defers: int = NOTHING,
     ) -> Executable:
         """The plan for these shapes of the inputs; ``sizes`` and ``calls`` as in :meth:`Session.plan`. ``defers``:
-        with hidden states in place of logits."""
+        what it leaves out of the logits."""
         key = (shapes, output_grads, sizes, defers)
         found = self.plans.get(key)
         if found is not None:
             self.plans.move_to_end(key)
             return found
-        session = self.deferral.session if defers and self.deferral is not None else self.session
+        session = self.deferral.session(defers) if defers and self.deferral is not None else self.session
         plan = session.plan(self.specs_for(shapes), self.needs, output_grads, sizes, calls, self.gpu)
         if not plan.prologue:
             self._check(plan, shapes)
@@ -115,11 +125,12 @@ class Executables:
 
         Raises UnsupportedError where PyTorch runs a part of the graph, and has not yet.
         """
-        deferral = self.deferral
-        if deferral is not None and grads is not None and not grads[deferral.index] and deferral.waits():
-            plan = self._sketch(deferral.session, shapes, grads, tensors, memory)
-            if deferral.pays(plan.fired):
+        deferral, level = self.deferral, self._level(grads)
+        while deferral is not None and level:
+            plan = self._sketch(deferral.session(level), shapes, grads, tensors, memory)
+            if deferral.gains(level, plan):
                 return plan
+            level -= 1
         return self._sketch(self.session, shapes, grads, tensors, memory)
 
     def _sketch(
@@ -138,37 +149,54 @@ class Executables:
 
     def start(self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]) -> tuple[Executable, Run]:
         """A forward without nodes that PyTorch runs."""
-        deferral = self.deferral
+        level = self._level(grads)
         if self.gpu is not None:
-            return self._start_on_gpu(shapes, grads, tensors)
-        if deferral is not None and grads is not None and not grads[deferral.index] and deferral.waits():
-            found, seed = self.planned(shapes, grads, tensors, defers=True)
-            if not deferral.pays(found.plan.fired):
-                found, seed = self.planned(shapes, grads, tensors, seed)
-        else:
-            found, seed = self.planned(shapes, grads, tensors)
+            # A graph that the caller captures has the logits; so has its plan, where there is one.
+            if level and (shapes, grads, (), NOTHING) in self.plans and is_captured(self.gpu):
+                level = NOTHING
+            return self._start_on_gpu(shapes, grads, tensors, level)
+        found, seed = self.planned(shapes, grads, tensors, defers=level)
+        while not self._pays(found):
+            found, seed = self.planned(shapes, grads, tensors, seed, found.defers - 1)
         return found, Run(found.plan, tensors, seed or 0, None)
 
+    def _level(self, grads: Flags | None) -> int:
+        """What such a run leaves out of the logits, if that pays."""
+        deferral = self.deferral
+        if deferral is None or grads is None or grads[deferral.index]:
+            return NOTHING
+        return deferral.level()
+
+    def _pays(self, found: Executable) -> bool:
+        return self.deferral is None or self.deferral.pays(found.defers, found.plan)
+
     def _start_on_gpu(
-        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]
+        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], defers: int, seed: int | None = None
     ) -> tuple[Executable, Run]:
-        """A run with the row counts of earlier steps, where these have been the same for a while."""
-        step, seed, known, graphs = (shapes, grads), None, (), self.session.graphs
+        """A run with the row counts of earlier steps, where these have been the same for a while. ``seed``: the one
+        that was drawn already."""
+        step, known, graphs = (shapes, grads, defers), (), self.session.graphs
         guess = self._counts.expected(step)
-        plans = [self.prepare(shapes, grads, guess[:k]) for k in range(len(guess) + 1)]
+        plans = [self.prepare(shapes, grads, guess[:k], defers=defers) for k in range(len(guess) + 1)]
         if guess and all(prologue.plan.bounded for prologue in plans[:-1]):
-            seed = draw_seed() if any(found.random for found in plans) else None
+            seed = draw_seed() if seed is None and any(found.random for found in plans) else seed
             counting = [self.session.next_size(prologue.plan, tensors, seed or 0) for prologue in plans[:-1]]
-            run = Run(plans[-1].plan, tensors, seed or 0, self.gpu, graphs=graphs)
+            chosen = plans[-1]
+            if self._pays(chosen):
+                run = Run(chosen.plan, tensors, seed or 0, self.gpu, graphs=graphs)
+            else:  # right for any counts, which may pay in a later step
+                chosen, run = self._start_on_gpu(shapes, grads, tensors, defers - 1, seed)
             found = tuple(count() for count in counting)
-            if all(count <= room for count, room in zip(found, guess, strict=True)):
+            if chosen is not plans[-1] or all(count <= room for count, room in zip(found, guess, strict=True)):
                 self._counts.learn(step, found)
-                return plans[-1], run
+                return chosen, run
             right = next(k for k, room in enumerate(guess) if found[k] != room)
             known = found[: right + 1]  # what comes behind was counted among other rows
             del run
-        chosen, seed = self.planned(shapes, grads, tensors, seed, sizes=known)
+        chosen, seed = self.planned(shapes, grads, tensors, seed, defers, known)
         self._counts.learn(step, chosen.sizes)
+        if not self._pays(chosen):
+            return self._start_on_gpu(shapes, grads, tensors, defers - 1, seed)
         return chosen, Run(chosen.plan, tensors, seed or 0, self.gpu, graphs=graphs)
 
     def planned(
@@ -177,7 +205,7 @@ class Executables:
         grads: Flags | None,
         tensors: Sequence[torch.Tensor],
         seed: int | None = None,
-        defers: bool = False,
+        defers: int = NOTHING,
         sizes: tuple[int, ...] = (),
     ) -> tuple[Executable, int | None]:
         """A plan that is no prologue, and the seed of the run; ``seed``: the one that was drawn already; ``sizes``:
@@ -219,6 +247,26 @@ class Executables:
             if calls is None or not calls.without_guesses():
                 raise
             self.prepare(shapes, grads, (), calls)
+
+
+class Repeated:
+    """A forward of a graph that has the logits, with the seed of a run that left them out."""
+
+    def __init__(self, executables: Executables, shapes: tuple, run: Run, found: Executable) -> None:
+        self._executables, self._shapes, self._grads = executables, shapes, found.output_grads
+        self._seed, self._gpu = run.seed, run.gpu
+
+    def _plan(self, tensors: Sequence[torch.Tensor]) -> _core.Plan:
+        return self._executables.planned(self._shapes, self._grads, tensors, self._seed)[0].plan
+
+    def output_specs(self, tensors: Sequence[torch.Tensor]) -> Sequence[Spec]:
+        """Types and shapes of its outputs; ``tensors``: the inputs, for what data decides."""
+        specs = self._executables.session.output_specs(self._executables.specs_for(self._shapes))
+        return self._plan(tensors).outputs if specs is None else specs
+
+    def outputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of the forward over these."""
+        return Run(self._plan(tensors), tensors, self._seed, self._gpu).outputs
 
 
 def draw_seed() -> int:

@@ -15,17 +15,16 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ortmodule import _core
 from ortmodule.core import torch_private
-from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.lazy_tensor import Deferred
-from ortmodule.engine.session import Session
-from ortmodule.runtime.lm_head import Head, find_head, without_head
+from ortmodule.engine.digests import Digests
+from ortmodule.engine.session import Session, Spec, copied, gpu_of, is_captured
+from ortmodule.runtime.lm_head import Head, find_head, without_head, without_logits
 
 #: Calls whose logits were not read, before they are deferred.
 WATCHED = 2
@@ -33,61 +32,113 @@ WATCHED = 2
 LEAST_WEIGHTS = 1 << 20
 #: Logits of one call site that wait at an optimizer's step: more are a collection, which the script will read.
 MOST_WAITING = 2
-#: Passes that leave something out where only the loss reads the logits.
-GAINS = ("label_sparsity", "linear_loss", "padding_removal")
+#: Shapes of calls for which those of the logits are kept.
+MOST_SPECS = 128
+#: What a run leaves out: nothing; the head of the model; all that only the logits need, so that forward runs again for
+#: them.
+NOTHING, HEAD, FORWARD = range(3)
+#: Passes that leave something out where only the loss reads the logits, by what the run leaves out.
+GAINS = {HEAD: ("label_sparsity", "linear_loss", "padding_removal"), FORWARD: ("padding_removal",)}
+#: Plans that leave out all that only the logits need, and gain nothing by that, before there are no more.
+MOST_IN_VAIN = 4
+#: Bytes of inputs that are copied for a forward that may run again.
+MOST_COPIED = 16 << 20
 
 
 class Deferral:
     """What becomes of the logits of one graph: they are watched, then deferred, or computed since the script reads
     them."""
 
-    def __init__(self, head: Head, index: int, model: Any, forced: bool, session: Callable[[bytes], Session]) -> None:
-        """``index``: of the output. ``forced``: without watching first, and gains or none. ``session``: of a graph."""
+    def __init__(
+        self, head: Head, index: int, model: Any, forced: bool, session: Callable[[bytes], Session], repeats: bool
+    ) -> None:
+        """``index``: of the output. ``forced``: without watching first, and gains or none. ``session``: of a graph.
+        ``repeats``: forward may run again."""
         self.head, self.index, self.forced = head, index, forced
         self.touched, self._calls = False, WATCHED if forced else 0
-        self._make = functools.partial(_made, model, head, session)
+        self.most = FORWARD if repeats else HEAD
+        self._in_vain: set[int] | None = set()  # plans for that which gain nothing; None: one does
+        self._make = {
+            HEAD: lambda: session(without_head(model, head)),
+            FORWARD: lambda: session(without_logits(model, head)),
+        }
+        self._sessions: dict[int, Session] = {}
+        self._specs: dict[tuple, tuple[torch.dtype, tuple[int, ...]]] = {}
 
-    @functools.cached_property
-    def session(self) -> Session:
-        """The graph with the hidden states for the logits."""
-        return self._make()
+    def session(self, level: int) -> Session:
+        """The graph that leaves so much out: hidden states are in place of the logits, or a number."""
+        if level not in self._sessions:
+            self._sessions[level] = self._make[level]()
+        return self._sessions[level]
 
     def sessions(self) -> list[Session]:
         """Those that were made."""
-        return [self.session] if "session" in vars(self) else []
+        return list(self._sessions.values())
 
-    def pays(self, fired: dict[str, int]) -> bool:
-        """``fired``: passes, by name, that changed a plan."""
-        return self.forced or any(name in fired for name in GAINS)
+    def gains(self, level: int, plan: Any) -> bool:
+        """Is this plan, which leaves so much out, worth it?"""
+        if level == NOTHING or (level == HEAD and self.forced):
+            return True
+        return not (level == FORWARD and plan.writes) and any(name in plan.fired for name in GAINS[level])
 
-    def waits(self) -> bool:
-        """Have the logits not been read for long enough?"""
-        return self._calls >= WATCHED and not self.touched
+    def pays(self, level: int, plan: Any) -> bool:
+        """The same of a plan for a run. Where the first plans are not, no more are made."""
+        gains = self.gains(level, plan)
+        if level == FORWARD and self._in_vain is not None:
+            self._in_vain = None if gains else self._in_vain | {id(plan)}
+            if self._in_vain is not None and len(self._in_vain) >= MOST_IN_VAIN:
+                self.most = min(self.most, HEAD)
+        return gains
+
+    def level(self) -> int:
+        """The most that may be left out: nothing, unless the logits have not been read for long enough."""
+        return self.most if self._calls >= WATCHED and not self.touched else NOTHING
 
     def watched(self, logits: torch.Tensor) -> torch.Tensor:
         """Computed logits; a read of them is noted."""
         if self.touched:
             return logits
         self._calls += 1
-        return Deferred(_Computed(self, logits), logits.dtype, logits.shape)
+        return Deferred(_Computed(self, logits), logits.dtype, logits.shape, logits.device)
 
-    def deferred(self, hidden: torch.Tensor, feeds: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits that are computed when the script reads them. ``feeds``: what the graph was fed, by name."""
+    def deferred(self, hidden: torch.Tensor, feeds: dict[str, torch.Tensor], at_once: bool = False) -> torch.Tensor:
+        """Logits that are computed when the script reads them. ``feeds``: what the graph was fed, by name.
+        ``at_once``: they are computed now."""
         weights = [feeds[name].detach() for name in self.head.weights]
-        return Deferred(_Waiting(self, hidden, weights), *self.head.like(hidden, weights))
+        if at_once:
+            return self.head.compute(hidden, weights)
+        return Deferred(_WaitingHead(self, hidden, weights), *self.head.like(hidden, weights), hidden.device)
+
+    def repeated(
+        self, shapes: tuple, tensors: Sequence[torch.Tensor], inputs: Collection[int], forward: RepeatedForward
+    ) -> torch.Tensor:
+        """Logits for which forward runs again when the script reads them. ``shapes``: of the call. ``tensors``: what
+        the graph was fed, of which ``inputs`` are the caller's."""
+        spec = self._specs.get(shapes)
+        if spec is None:
+            dtype, shape = forward.output_specs(tensors)[self.index]
+            if len(self._specs) >= MOST_SPECS:
+                self._specs.clear()
+            spec = self._specs[shapes] = getattr(torch, dtype), shape
+        kept = [copied(t) if i in inputs else t.detach() for i, t in enumerate(tensors)]
+        return Deferred(_WaitingForward(self, kept, forward), *spec, tensors[0].device)
 
 
-def _made(model: Any, head: Head, session: Callable[[bytes], Session]) -> Session:
-    return session(without_head(model, head))
+class RepeatedForward(Protocol):
+    """A forward of the graph that has the logits, as one that was run without them."""
+
+    def output_specs(self, tensors: Sequence[torch.Tensor]) -> Sequence[Spec]: ...
+    def outputs(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
 
 
 def deferral_of(
     model: Any, outputs: Sequence[str], candidates: Sequence[int], written: Collection[str],
-    tensors: dict[str, torch.Tensor], setting: str, session: Callable[[bytes], Session],
+    tensors: dict[str, torch.Tensor], setting: str, session: Callable[[bytes], Session], repeats: bool,
 ) -> Deferral | None:  # fmt: skip
     """How logits among the ``candidates`` can be deferred: indices of ``outputs``, names; None: there are none.
 
     ``written``: inputs that forward changes. ``tensors``: the graph's inputs. ``setting``: of DEFER_LOGITS.
+    ``session``, ``repeats``: as :class:`Deferral` takes them.
     """
     if setting == "0" or torch_private.missing(torch_private.LOGITS):
         return None
@@ -97,7 +148,7 @@ def deferral_of(
             continue
         if setting == "auto" and sum(tensors[name].numel() for name in head.weights) < LEAST_WEIGHTS:
             continue
-        return Deferral(head, index, model, setting == "1", session)
+        return Deferral(head, index, model, setting == "1", session, repeats)
     return None
 
 
@@ -116,43 +167,98 @@ class _Computed:
 
 
 class _Waiting:
-    """Hidden states, and the weights that they are multiplied by when the logits are read."""
+    """Logits that are computed from ``tensors``, which must be what they are now, when they are read."""
 
-    def __init__(self, deferral: Deferral, hidden: torch.Tensor, weights: list[torch.Tensor]) -> None:
-        self.deferral, self.hidden, self.weights = deferral, hidden, weights
-        self.digests = [_core.digest(weight) for weight in weights]
-        self.copied = False
+    def __init__(self, deferral: Deferral, tensors: list[torch.Tensor]) -> None:
+        self.deferral, self.tensors, self.digests = deferral, tensors, Digests(tensors)
         self._values: torch.Tensor | None = None
         self._lock = threading.Lock()
         _waiting.add(self)
+
+    def compute(self) -> torch.Tensor:
+        """The logits; what they are computed from is needed no longer."""
+        raise NotImplementedError
 
     def values(self) -> torch.Tensor:
         with self._lock:
             self.deferral.touched = True
             if self._values is None:
-                if [_core.digest(weight) for weight in self.weights] != self.digests:
+                if _in_capture(self.tensors):
+                    raise RuntimeError(
+                        "these logits were not computed in their forward, since the script had read none before, and "
+                        "cannot be while a CUDA graph is captured: read them before, or set ORTMODULE_DEFER_LOGITS=0"
+                    )
+                if not self.digests.hold(self.tensors):
                     raise RuntimeError(
                         "these logits were not computed in their forward, since the script had read none before, and "
                         "weights that they depend on have changed since, outside of an optimizer's step: read them "
                         "before, or set ORTMODULE_DEFER_LOGITS=0 (from now on this module computes them in forward)"
                     )
-                self._values = self.deferral.head.compute(self.hidden, self.weights)
-                del self.hidden
-                self.weights = []
-                _waiting.discard(self)
+                self._finish()
+            assert self._values is not None
             return self._values
 
+    def _finish(self) -> None:
+        self._values = self.compute()
+        self.tensors = []
+        _waiting.discard(self)
+
     def keep(self, copies: dict[int, torch.Tensor]) -> None:
-        """The weights may change from now on. ``copies``: those that were made, by data pointer."""
+        """The weights may change from now on. ``copies``: those that were made, by data pointer. In a CUDA graph that
+        is captured nothing can be kept: the digest finds what its replays change."""
         with self._lock:
-            if self._values is None and not self.copied:
-                self.copied = True
-                self.weights = [_copied(weight, copies) for weight in self.weights]
+            if self._values is None and not _in_capture(self.tensors):
+                self.keep_now(copies)
+
+    def keep_now(self, copies: dict[int, torch.Tensor]) -> None:
+        raise NotImplementedError
+
+
+class _WaitingHead(_Waiting):
+    """Hidden states, and the weights that they are multiplied by when the logits are read."""
+
+    def __init__(self, deferral: Deferral, hidden: torch.Tensor, weights: list[torch.Tensor]) -> None:
+        super().__init__(deferral, weights)
+        self.hidden, self.copied = hidden, False
+
+    def compute(self) -> torch.Tensor:
+        logits = self.deferral.head.compute(self.hidden, self.tensors)
+        for tensor in (self.hidden, *self.tensors) if self.hidden.is_cuda else ():
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))  # it may not be forward's
+        del self.hidden
+        return logits
+
+    def keep_now(self, copies: dict[int, torch.Tensor]) -> None:
+        if not self.copied:
+            self.copied = True
+            self.tensors = [_copied(weight, copies) for weight in self.tensors]
+
+
+class _WaitingForward(_Waiting):
+    """All that forward read. Where the weights change while the logits are there, they are computed before, and from
+    then on runs of this graph leave out the head alone."""
+
+    def __init__(self, deferral: Deferral, tensors: list[torch.Tensor], forward: RepeatedForward) -> None:
+        super().__init__(deferral, tensors)
+        self.forward = forward
+
+    def compute(self) -> torch.Tensor:
+        return self.forward.outputs(self.tensors)[self.deferral.index]
+
+    def keep_now(self, copies: dict[int, torch.Tensor]) -> None:
+        self.deferral.most = HEAD
+        if self.digests.hold(self.tensors):  # else a read says so
+            self._finish()
+
+
+def _in_capture(tensors: Sequence[torch.Tensor]) -> bool:
+    gpu = gpu_of(tensors)
+    return gpu is not None and is_captured(gpu)
 
 
 def _copied(tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
     if tensor.data_ptr() not in copies:
-        copies[tensor.data_ptr()] = _core.empty(torch.Tensor, DTYPES[tensor.dtype], tuple(tensor.shape)).copy_(tensor)
+        copies[tensor.data_ptr()] = copied(tensor)
     return copies[tensor.data_ptr()]
 
 

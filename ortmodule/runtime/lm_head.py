@@ -15,13 +15,14 @@ import torch
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.names import STATE
 from ortmodule.core.onnx_utils import RANDOM, without_dead
-from ortmodule.engine.session import Session
+from ortmodule.engine.session import Session, gpu_of
 
 #: A head has no more products than these (a language model's may have a layer before the last one), nor more nodes.
 MOST_PRODUCTS, MOST_NODES = 2, 64
 _PRODUCTS = {"MatMul", "Gemm"}
 LOSSES = {"SoftmaxCrossEntropyLoss", "SmoothedCrossEntropy", "NegativeLogLikelihoodLoss"}
 _DOMAINS = {"", "ortmodule"}
+_NO_LOGITS = "ortmodule.no_logits"
 _NEVER = {*RANDOM, "PythonOp", "Dropout"}
 
 
@@ -51,7 +52,7 @@ class Head:
         """Type and shape of the logits."""
         tensors = self._in_order(hidden, weights)
         specs = tuple((DTYPES[t.dtype], tuple(t.shape)) for t in tensors)
-        dtype, shape = self._session.plan(specs, (False,) * len(specs)).outputs[0]
+        dtype, shape = self._session.plan(specs, (False,) * len(specs), gpu=gpu_of(tensors)).outputs[0]
         return getattr(torch, dtype), shape
 
     def compute(self, hidden: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -101,6 +102,17 @@ def without_head(model: onnx.ModelProto, head: Head) -> bytes:
     for value in changed.graph.output:
         if value.name == head.logits:
             value.CopyFrom(onnx.ValueInfoProto(name=head.hidden))
+    return without_dead(changed).SerializeToString()
+
+
+def without_logits(model: onnx.ModelProto, head: Head) -> bytes:
+    """The graph with a constant in place of the logits."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    changed.graph.node.append(onnx.helper.make_node("Constant", [], [_NO_LOGITS], value_float=0.0))
+    for value in changed.graph.output:
+        if value.name == head.logits:
+            value.CopyFrom(onnx.ValueInfoProto(name=_NO_LOGITS))
     return without_dead(changed).SerializeToString()
 
 

@@ -90,6 +90,43 @@ def _seed(seed_low, seed_high, seed_at, SEED_THERE: tl.constexpr):
 
 
 @triton.jit
+def _of_queries(
+    q, y, dy, stats, b, h, rows, q_s, y_s, dy_s, heads, queries, d, w, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr
+):
+    """What backward reads of rows of a head: q, dy, what ``stats`` keeps, the sum of y dy."""
+    is_row = rows < queries
+    of_q = _rows_of(q, rows, q_s, queries, d, WIDTH)
+    of_y = _rows_of(y, rows, y_s, queries, w, VALUE_WIDTH)
+    of_dy = _rows_of(dy, rows, dy_s, queries, w, VALUE_WIDTH)
+    at = stats + ((b * queries + rows) * heads + h) * 2
+    most = tl.load(at, mask=is_row, other=0)
+    inverse = tl.load(at + 1, mask=is_row, other=0)
+    return of_q, of_dy, most, inverse, tl.sum(of_y.to(tl.float32) * of_dy.to(tl.float32), 1)
+
+
+@triton.jit
+def _weights_and_slopes(
+    of_q, of_dy, kt, vt, most, inverse, delta, head, rows, cols, queries, keys, scale, factor,
+    allowed, a_q, a_k, bias, b_q, b_k, low, high, key_and_least,
+    HAS_ALLOWED: tl.constexpr, HAS_BIAS: tl.constexpr, IS_CAUSAL: tl.constexpr, DROPS: tl.constexpr,
+    WIDENS: tl.constexpr,
+):  # fmt: skip
+    """Of a block of scores: the weights behind the dropout, and the scores' gradients."""
+    x = _scores(
+        of_q, kt, rows, cols, queries, keys, scale, allowed, a_q, a_k, bias, b_q, b_k,
+        HAS_ALLOWED, HAS_BIAS, IS_CAUSAL, WIDENS,
+    )  # fmt: skip
+    p = tl.exp(x - most[:, None]) * inverse[:, None]
+    dp = _product(of_dy, vt, WIDENS)
+    kept = p
+    if DROPS:
+        is_kept = _kept(low, high, key_and_least, head, rows, cols, queries, keys)
+        kept = tl.where(is_kept, p * factor, 0.0)
+        dp = tl.where(is_kept, dp * factor, 0.0)
+    return kept, p * (dp - delta[:, None])
+
+
+@triton.jit
 def forward(
     q, k, v, allowed, bias, y, stats, dy, dq, dk, dv, dbias,
     heads, groups, queries, keys, q_b, q_s, q_h, k_b, k_s, k_h, v_b, v_s, v_h, y_b, y_s, y_h, dy_b, dy_s, dy_h,
@@ -171,13 +208,10 @@ def backward_queries(
     d = tl.arange(0, D)
     w = tl.arange(0, W)
     is_row = rows < queries
-    of_q = _rows_of(q + b * q_b + h * q_h, rows, q_s, queries, d, WIDTH)
-    of_y = _rows_of(y + b * y_b + h * y_h, rows, y_s, queries, w, VALUE_WIDTH)
-    of_dy = _rows_of(dy + b * dy_b + h * dy_h, rows, dy_s, queries, w, VALUE_WIDTH)
-    at = stats + ((b * queries + rows) * heads + h) * 2
-    most = tl.load(at, mask=is_row, other=0)
-    inverse = tl.load(at + 1, mask=is_row, other=0)
-    delta = tl.sum(of_y.to(tl.float32) * of_dy.to(tl.float32), 1)
+    of_q, of_dy, most, inverse, delta = _of_queries(
+        q + b * q_b + h * q_h, y + b * y_b + h * y_h, dy + b * dy_b + h * dy_h, stats, b, h, rows, q_s, y_s, dy_s,
+        heads, queries, d, w, WIDTH, VALUE_WIDTH,
+    )  # fmt: skip
     sums = tl.zeros([BLOCK, D], tl.float32)
     end = keys
     if IS_CAUSAL and not HAS_STATS:
@@ -186,16 +220,11 @@ def backward_queries(
         cols = start + tl.arange(0, OTHER).to(tl.int64)
         kt = _columns_of(k + b * k_b + g * k_h, cols, k_s, keys, d, WIDTH)
         vt = _columns_of(v + b * v_b + g * v_h, cols, v_s, keys, w, VALUE_WIDTH)
-        x = _scores(
-            of_q, kt, rows, cols, queries, keys, scale_, allowed + b * a_b + h * a_h, a_q, a_k,
-            bias + b * b_b + h * b_h, b_q, b_k, HAS_ALLOWED, HAS_BIAS, IS_CAUSAL, WIDENS,
+        _, dx = _weights_and_slopes(
+            of_q, of_dy, kt, vt, most, inverse, delta, head, rows, cols, queries, keys, scale_, factor_,
+            allowed + b * a_b + h * a_h, a_q, a_k, bias + b * b_b + h * b_h, b_q, b_k, low, high, key_and_least,
+            HAS_ALLOWED, HAS_BIAS, IS_CAUSAL, DROPS, WIDENS,
         )  # fmt: skip
-        p = tl.exp(x - most[:, None]) * inverse[:, None]
-        dp = _product(of_dy, vt, WIDENS)
-        if DROPS:
-            dp = tl.where(_kept(low, high, key_and_least, head, rows, cols, queries,
-                                keys), dp * factor_, 0.0)  # fmt: skip
-        dx = p * (dp - delta[:, None])
         if HAS_STATS:
             tl.store(
                 dbias + (head.to(tl.int64) * queries + rows[:, None]) * keys + cols[None, :],
@@ -240,27 +269,15 @@ def backward_keys(
         head = b * heads + h
         for start in range(begin, queries, OTHER):
             rows = start + tl.arange(0, OTHER).to(tl.int64)
-            is_row = rows < queries
-            of_q = _rows_of(q + b * q_b + h * q_h, rows, q_s, queries, d, WIDTH)
-            of_y = _rows_of(y + b * y_b + h * y_h, rows, y_s, queries, w, VALUE_WIDTH)
-            of_dy = _rows_of(dy + b * dy_b + h * dy_h, rows, dy_s, queries, w, VALUE_WIDTH)
-            at = stats + ((b * queries + rows) * heads + h) * 2
-            most = tl.load(at, mask=is_row, other=0)
-            inverse = tl.load(at + 1, mask=is_row, other=0)
-            delta = tl.sum(of_y.to(tl.float32) * of_dy.to(tl.float32), 1)
-            x = _scores(
-                of_q, kt, rows, cols, queries, keys, scale_, allowed + b * a_b + h * a_h, a_q, a_k,
-                bias + b * b_b + h * b_h, b_q, b_k, HAS_ALLOWED, HAS_BIAS, IS_CAUSAL, WIDENS,
+            of_q, of_dy, most, inverse, delta = _of_queries(
+                q + b * q_b + h * q_h, y + b * y_b + h * y_h, dy + b * dy_b + h * dy_h, stats, b, h, rows,
+                q_s, y_s, dy_s, heads, queries, d, w, WIDTH, VALUE_WIDTH,
             )  # fmt: skip
-            p = tl.exp(x - most[:, None]) * inverse[:, None]
-            dp = _product(of_dy, vt, WIDENS)
-            kept = p
-            if DROPS:
-                is_kept = _kept(low, high, key_and_least, head, rows, cols, queries,
-                                keys)  # fmt: skip
-                kept = tl.where(is_kept, p * factor_, 0.0)
-                dp = tl.where(is_kept, dp * factor_, 0.0)
-            dx = p * (dp - delta[:, None])
+            kept, dx = _weights_and_slopes(
+                of_q, of_dy, kt, vt, most, inverse, delta, head, rows, cols, queries, keys, scale_, factor_,
+                allowed + b * a_b + h * a_h, a_q, a_k, bias + b * b_b + h * b_h, b_q, b_k, low, high, key_and_least,
+                HAS_ALLOWED, HAS_BIAS, IS_CAUSAL, DROPS, WIDENS,
+            )  # fmt: skip
             of_v += _product(tl.trans(kept).to(of_dy.dtype), of_dy, WIDENS)
             of_k += _product(tl.trans(dx).to(of_q.dtype), of_q, WIDENS)
     first = b * keys * groups + g

@@ -1,4 +1,4 @@
-"""Reads the program of a kernel, which the engine writes as text (csrc/ops/chains/triton.c).
+"""Reads the program of a kernel, which the engine writes as text (csrc/ops/chains/triton_program.c).
 
 A line each: ``rows`` or ``elements``; the operands, with their types; constants, with the bits of a float64; steps,
 with their parameters, operands and results; the results that are stored. Values are numbered in that order. ::

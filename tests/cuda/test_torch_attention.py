@@ -7,7 +7,9 @@ import ctypes
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from benchmarks import roofline_plan
 from ortmodule import _core
 from tests.cuda.test_attention import causal, places, sizes
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
@@ -294,3 +296,15 @@ def test_a_failure_of_one_call(driver, fake, call):  # noqa: F811
     assert driver.fake_held() == held
     for ours, theirs in zip(results, found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+def test_causal_masks_of_many_layers(driver, fake):  # noqa: F811
+    """Each layer makes its own, of a megabyte: all of them are known as causal, so none is read."""
+    sizes = {"n_layer": 24, "n_embd": 16, "n_head": 2, "n_positions": 1024, "vocab_size": 61}
+    dry = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
+    ids = torch.zeros(2, 1024, dtype=torch.int64)
+    batch = {"input_ids": ids, "labels": ids}
+    plan, _ = roofline_plan.plan_of(lambda: GPT2LMHeadModel(GPT2Config(**sizes, **dry)), batch, BF16)
+    text = plan.text()
+    assert "MaskedSoftmax" not in text
+    assert sum(" = FusedAttention(" in line and "torch=2" in line for line in text.splitlines()) == 24

@@ -47,6 +47,14 @@ def test_eager_under_autocast():
     assert [k.bytes for k in trace.kernels if k.name == "mm"] == [(X + W + Y) // 2] * 2
 
 
+def test_attention_over_lists_of_rows():
+    """Sequences of their mean length; where queries and keys are listed, of lengths spread evenly around that."""
+    assert roofline_plan.sequences_of((4, 16, 2, 8), 0) == (4, 16, 2, 8)
+    assert roofline_plan.sequences_of((40, 2, 8), 4) == (4, 10, 2, 8)
+    lengths = range(1, 1001)
+    assert abs(sum(n * n for n in lengths) / 1000 / (sum(lengths) / 1000) ** 2 / roofline_plan.SPREAD - 1) < 1e-2
+
+
 class Attending(nn.Module):
     def __init__(self):
         super().__init__()
