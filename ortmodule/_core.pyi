@@ -402,8 +402,7 @@ def recompute(
     moving: Sequence[float] | None = None,
     /,
 ) -> tuple[list[int], int, int, float, float, list[int]]:
-    """(made again, peak before, peak, cost, its bound, offloaded) for steps (operands, results, cost, workspace, in
-    place) and values (bytes, held), of which each costs ``moving`` to be offloaded."""
+    """(made again, peak before, peak, cost, its bound, offloaded), for what each step and value takes and costs."""
 
 def passes() -> dict[str, int]:
     """{name: the bit that disables it}, in the order in which they run."""
