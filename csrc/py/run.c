@@ -143,9 +143,9 @@ static int check_stream(const plan_object *self, PyObject *args, Py_ssize_t at) 
 
 const char plan_forward_doc[] =
     "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, math_mode=0, graphs=False,\n"
-    "seed_at=0, *, room=None): fills outputs and writes.\n\n"
+    "seed_at=0): fills outputs and writes.\n\n"
     "host: runs the nodes of Python's, if there are any (ortmodule/host/host_node.py).\n"
-    "room: of take_room(), for a plan with offload_bytes.\n"
+    "room, by name: of take_room(), for a plan with offload_bytes.\n"
     "stream: of a plan for a GPU, the handle of the stream that the work is put into; math_mode: what torch\n"
     "lets kernels do, added up, 1: TF32 in products, 2: in convolutions, 4: only the same bits in every run;\n"
     "graphs: whether the work may be recorded, and started as a whole where memory is what it was; seed_at:\n"
@@ -194,7 +194,7 @@ PyObject *plan_forward(PyObject *object, PyObject *args, PyObject *kwargs) {
 
 const char plan_backward_doc[] =
     "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None, stream=0,\n"
-    "math_mode=0, graphs=False, seed_at=0, *, room=None): fills input_grads.\n\n"
+    "math_mode=0, graphs=False, seed_at=0): fills input_grads.\n\n"
     "arena, inputs, outputs, seed, host, room: those of the forward. Entries that the plan does not read may be None.";
 
 /* Of the tensors that backward is given only those it uses are looked at: the caller may have dropped the rest. */
