@@ -90,6 +90,7 @@ class Model:
         any_size: bool = False,
         clusters: Sequence[tuple[str, int, int]] | None = None,
         triton: tuple | None = None,
+        offload: str | None = None,
     ) -> Plan:
         """A plan for these types and shapes, with ``any_size`` also of more memory than there is; -1 is the CPU."""
 
@@ -127,6 +128,12 @@ class Plan:
     @property
     def peak(self) -> tuple[int, int]:
         """(instruction, bytes): when the arena's blocks have the most bytes in all, and how many."""
+    @property
+    def offload_bytes(self) -> int:
+        """Bytes that a run needs elsewhere, for activations that are offloaded."""
+    @property
+    def offloaded(self) -> int:
+        """How many activations forward writes elsewhere, for backward to read them back."""
     @property
     def recomputed(self) -> tuple[int, float]:
         """How many values backward computes again, and by which share that adds to a step's work, estimated."""
@@ -182,6 +189,8 @@ class Plan:
         graphs: bool = False,
         seed_at: int = 0,
         /,
+        *,
+        room: OffloadRoom | None = None,
     ) -> None:
         """Fills ``outputs`` and ``writes``; what follows ``stream`` is for plans on a GPU."""
     def backward(
@@ -198,6 +207,8 @@ class Plan:
         graphs: bool = False,
         seed_at: int = 0,
         /,
+        *,
+        room: OffloadRoom | None = None,
     ) -> None:
         """Fills ``input_grads``, after forward with the same arena; entries that it does not read may be None."""
     def backward_part(
@@ -216,6 +227,8 @@ class Plan:
         graphs: bool = False,
         seed_at: int = 0,
         /,
+        *,
+        room: OffloadRoom | None = None,
     ) -> None:
         """Instructions [first, last) of backward, after all before them."""
     def reads(self, first: int, last: int, /) -> tuple[list[int], list[int]]:
@@ -224,6 +237,10 @@ class Plan:
         """A new tensor for each output, not filled."""
     def empty_input_grads(self, tensor_type: type[torch.Tensor], /) -> list[torch.Tensor | None]:
         """For each input a new tensor for its gradient, not filled, or None."""
+    def take_room(self) -> OffloadRoom:
+        """Where a run offloads activations to. MemoryError, or OSError, where ``offload_bytes`` have no room."""
+    def give_room(self, room: OffloadRoom, /) -> None:
+        """No backward will read it any more: the next run may have it."""
     def keep(self, memory: torch.Tensor, stream: int = 0, /) -> None:
         """A tensor of ``constant_bytes`` on the plan's GPU, which gets its constants."""
     def profile(self, on: bool, /) -> None:
@@ -256,6 +273,10 @@ class Plan:
         """The graph, one node a line."""
     def onnx(self) -> bytes:
         """The graph as the bytes of an ONNX model."""
+
+@final
+class OffloadRoom:
+    """Where activations of one run wait for backward. Made by :meth:`Plan.take_room`."""
 
 @final
 class Number:
@@ -383,8 +404,10 @@ def recompute(
     values: Sequence[tuple[int, bool]],
     n_forward: int,
     target: int,
-) -> tuple[list[int], int, int, float, float]:
-    """(made again, peak before, peak, cost, its bound) for steps (operands, results, cost, workspace, in place)."""
+    moving: Sequence[float] | None = None,
+    /,
+) -> tuple[list[int], int, int, float, float, list[int]]:
+    """(made again, peak before, peak, cost, its bound, offloaded), for what each step and value takes and costs."""
 
 def passes() -> dict[str, int]:
     """{name: the bit that disables it}, in the order in which they run."""

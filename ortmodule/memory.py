@@ -93,7 +93,8 @@ class Price(NamedTuple):
     """What a step takes and costs under some budget."""
 
     peak: int  #: bytes, as ``Peak.total``
-    extra_work: float  #: by which share what backward computes again adds to the work of a step, estimated
+    extra_work: float  #: by which share what backward computes again, or moves, adds to the work of a step, estimated
+    offloaded: int = 0  #: bytes that wait for backward elsewhere, which ``peak`` does not count
 
 
 def pareto(
@@ -105,14 +106,16 @@ def pareto(
     Peaks descend and work ascends: a budget whose plan takes more of both than another's is left out.
     """
     step = _Step(model, as_arguments(sample), optimizer)
-    stored, least = step.peak(MemoryGoal(0, 0)), step.peak(MemoryGoal(ALL_AGAIN, 0))
+    offload = step.graph.session.memory.offload
+    stored, least = step.peak(MemoryGoal(0, 0)), step.peak(MemoryGoal(ALL_AGAIN, 0, offload=offload))
     found = [stored, least]
     for i in range(1, points - 1):
         budget = stored.total + (least.total - stored.total) * i // (points - 1)
         with contextlib.suppress(MemoryError):  # less than the least, where that is not the least
-            found.append(step.peak(MemoryGoal(0, budget - stored.optimizer)))
+            found.append(step.peak(MemoryGoal(0, budget - stored.optimizer, offload=offload)))
     prices: list[Price] = []
-    for price in sorted((Price(peak.total, peak.extra_work) for peak in found), key=lambda p: (p.extra_work, p.peak)):
+    all_prices = (Price(peak.total, peak.extra_work, peak.offloaded) for peak in found)
+    for price in sorted(all_prices, key=lambda p: (p.extra_work, p.peak)):
         if not prices or price.peak < prices[-1].peak:
             prices.append(price)
     return prices

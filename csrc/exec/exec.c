@@ -89,11 +89,12 @@ static tensor resolve(const run *r, const operand *o) {
 
 static status step(ctx *c, const instr *in, const run *r, tensor *operands) {
     const node *n = in->node;
-    call k = {.node = n, .n_in = n->n_in, .n_out = n->n_out, .seed = r->seed, .host = r->host, .cuda = r->cuda};
+    call k = {.node = n, .n_in = n->n_in, .n_out = n->n_out, .seed = r->seed, .host = r->host, .room = r->room};
     tensor *results = operands + n->n_in;
 
     for (int i = 0; i < n->n_in; i++) operands[i] = resolve(r, &in->in[i]);
     for (int i = 0; i < n->n_out; i++) results[i] = resolve(r, &in->out[i]);
+    k.cuda = r->cuda;
     k.in = operands;
     k.out = results;
     if (in->work >= 0) k.work = (char *)r->arena + in->work;

@@ -10,11 +10,12 @@ typedef struct run {
     void *arena; /* plan->arena_bytes, aligned as plan.h says; the same for a forward and its backward */
     void *const *memory[PLACES]; /* [AT_INPUT][i], [AT_OUTPUT][i], ... each contiguous */
     uint64_t seed;
-    const host *host;            /* for nodes that are not the engine's own, or NULL */
-    const struct cuda_run *cuda; /* plans for a GPU: where (cuda/host/driver.h), else NULL; all memory is there */
-    const void *constants;       /* plan->constant_bytes on that GPU */
-    double *seconds;             /* [plan->n_code] time of each instruction is added here, or NULL; runs may share it */
-    bool recorded;               /* torch's profiler is on: each instruction is a range of its trace (exec/record.h) */
+    const host *host;                /* for nodes that are not the engine's own, or NULL */
+    const struct offload_room *room; /* plan->offload_bytes, the same for a forward and its backward, or NULL */
+    const struct cuda_run *cuda;     /* plans for a GPU: where (cuda/host/driver.h), else NULL; all memory is there */
+    const void *constants;           /* plan->constant_bytes on that GPU */
+    double *seconds; /* [plan->n_code] time of each instruction is added here, or NULL; runs may share it */
+    bool recorded;   /* torch's profiler is on: each instruction is a range of its trace (exec/record.h) */
 } run;
 
 /* Instructions [from, to). An error names the node. On a GPU they have been started, not finished. */

@@ -11,10 +11,11 @@ typedef struct call {
     const tensor *in;
     tensor *out;
     int n_in, n_out;
-    void *work;                  /* op->workspace bytes, 64-byte aligned */
-    uint64_t seed;               /* of the run; random operators mix it with their "key" attribute */
-    const host *host;            /* of the run, or NULL (graph/host.h) */
-    const struct cuda_run *cuda; /* where a cuda kernel runs (cuda/host/driver.h); NULL on the CPU */
+    void *work;                      /* op->workspace bytes, 64-byte aligned */
+    uint64_t seed;                   /* of the run; random operators mix it with their "key" attribute */
+    const host *host;                /* of the run, or NULL (graph/host.h) */
+    const struct offload_room *room; /* of the run, or NULL (core/offload.h) */
+    const struct cuda_run *cuda;     /* where a cuda kernel runs (cuda/host/driver.h); NULL on the CPU */
 } call;
 
 typedef status kernel_fn(ctx *c, const call *k);

@@ -16,7 +16,7 @@
         X(cumulative) X(scan) X(softmax) X(attention) X(fused_attention) X(loss) X(linear_loss) X(norm) X(embedding_norm)      \
             X(batchnorm) X(random) X(matmul) X(epilogue) X(einsum) X(conv) X(pool) X(resize) X(rnn) X(rotary) X(rows) X(fused)     \
             X(fused_rows) X(triton) \
-                X(host_call)
+                X(host_call) X(offload)
 /* clang-format on */
 
 #define X(family) extern const op_def family##_ops[];

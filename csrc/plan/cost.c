@@ -6,6 +6,10 @@
 /* Additions and multiplications in the time that one byte takes, of a CPU with AVX-512 and of a GPU with tensor cores. */
 static const double BALANCE = 16, BALANCE_OF_GPUS = 150;
 
+/* A byte that goes to a file or, on a GPU, over the bus, takes as long as so many bytes of its memory; so many bytes take
+ * as long as what each way begins with. */
+static const double BYTES_OF_FILES = 8, BYTES_OF_BUSES = 60, TO_BEGIN = 1 << 18;
+
 static void add_product(void *arg, const gemm *g) {
     *(double *)arg += 2 * (double)g->m * (double)g->n * (double)g->k * (double)gemm_pairs(g);
 }
@@ -41,4 +45,9 @@ status cost_of_node(ctx *c, const node *n, bool cuda, double *out) {
     else if (n->op->products) TRY(add_products(c, n, &sum));
     *out = sum + balance * bytes;
     return OK;
+}
+
+double cost_of_moving(int64_t bytes, bool cuda) {
+    const double each = cuda ? BALANCE_OF_GPUS * BYTES_OF_BUSES : BALANCE * BYTES_OF_FILES;
+    return 2 * (each * (double)bytes + (cuda ? BALANCE_OF_GPUS : BALANCE) * TO_BEGIN);
 }

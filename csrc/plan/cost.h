@@ -8,4 +8,7 @@
  * the time that the byte takes; `cuda`: on a GPU. Comparable within one plan only. Every type and shape is known. */
 MUST_USE status cost_of_node(ctx *c, const node *n, bool cuda, double *out);
 
+/* The same of `bytes` bytes that go to a file, or from a GPU to memory of the host, and come back. */
+double cost_of_moving(int64_t bytes, bool cuda);
+
 #endif

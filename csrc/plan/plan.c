@@ -319,9 +319,17 @@ static void add_result(plan *p, const value *v) {
     if (v) p->run_bytes = size_add(p->run_bytes, value_bytes(v));
 }
 
+/* Room for what its node writes elsewhere. */
+static void add_offloaded(plan *p, const node *n) {
+    if (strcmp(n->op->name, "Offload") != 0) return;
+    const int64_t end = size_add(node_int(n, "offset"), value_bytes(n->in[0]));
+    if (end > p->offload_bytes) p->offload_bytes = end;
+}
+
 static void add_results(plan *p) {
     const graph *g = p->g;
 
+    for (int t = 0; t < p->n_code; t++) add_offloaded(p, p->code[t].node);
     p->run_bytes = p->arena_bytes;
     for (int i = 0; i < g->n_outputs; i++) add_result(p, g->outputs[i]);
     for (const state_write *w = g->writes; w; w = w->next) add_result(p, w->value);

@@ -70,9 +70,10 @@ typedef struct plan {
     fixed_place *fixed;     /* small inputs without a gradient */
     int n_fixed;
     int64_t arena_bytes;
-    int64_t run_bytes;   /* of all that a forward takes: the arena, outputs and writes */
-    interval *blocks;    /* lives of the arena's blocks, in instructions */
-    block_use *of_block; /* [n_blocks] */
+    int64_t run_bytes;     /* of all that a forward takes: the arena, outputs and writes */
+    int64_t offload_bytes; /* that a run needs elsewhere, for values that are offloaded (core/offload.h) */
+    interval *blocks;      /* lives of the arena's blocks, in instructions */
+    block_use *of_block;   /* [n_blocks] */
     int n_blocks;
     int n_writes;
     bool random;            /* forward or backward draws random numbers: a run needs a seed */

@@ -16,8 +16,10 @@ typedef struct planner {
     value **root;  /* [value id] whose memory it is in, through views */
     int *phase;    /* [node id] */
     int n_nodes;   /* before there were copies */
-    value **copy;  /* [value id] what backward makes again */
+    value **copy;  /* [value id] what backward makes again, or reads back */
     int known;     /* values before there were copies */
+    int64_t room;  /* bytes of what is offloaded */
+    node *read;    /* on a GPU, the ReloadEnd that comes last so far */
     node **needed; /* by one value that is made again */
     recompute_problem problem;
     recompute_choice choice;
@@ -100,15 +102,17 @@ static void hold(bool *held, const planner *pl, value *const *list, int count) {
         if (list[i] && pl->root[list[i]->id]) held[pl->root[list[i]->id]->id] = true;
 }
 
-static status make_problem(planner *pl) {
+static status make_problem(planner *pl, bool with_offload) {
     graph *g = pl->g;
     recompute_problem *p = &pl->problem;
     recompute_step *steps;
     int64_t *bytes;
     bool *held;
     int *maker;
+    double *moving = NULL;
 
     TRY(NEW(pl->c, steps, pl->count));
+    if (with_offload) TRY(NEW(pl->c, moving, g->n_values));
     TRY(NEW(pl->c, bytes, g->n_values));
     TRY(NEW(pl->c, maker, g->n_values));
     TRY(NEW(pl->c, held, g->n_values));
@@ -124,6 +128,7 @@ static status make_problem(planner *pl) {
             maker[v->id] = t;
             held[v->id] = false;
             bytes[v->id] = value_is_read(v) ? value_bytes(v) : 0;
+            if (moving) moving[v->id] = cost_of_moving(bytes[v->id], g->cuda);
         }
     }
     hold(held, pl, g->outputs, g->n_outputs);
@@ -135,7 +140,8 @@ static status make_problem(planner *pl) {
                              .steps = steps,
                              .bytes = bytes,
                              .maker = maker,
-                             .held = held};
+                             .held = held,
+                             .moving = moving};
     return OK;
 }
 
@@ -147,7 +153,74 @@ static bool is_gone(const planner *pl, const value *v) {
     if (!v || !v->def || v->id >= pl->known || pl->phase[v->def->id] != PHASE_FORWARD) return false;
     const int root = pl->root[v->id]->id;
     if (p->held[root]) return false;
-    return pl->choice.again[root] || !pl->choice.kept[root];
+    return pl->choice.again[root] || pl->choice.offloaded[root] || !pl->choice.kept[root];
+}
+
+static bool is_offloaded(const planner *pl, const value *v) {
+    return v->id < pl->known && pl->root[v->id] == v && pl->choice.offloaded[v->id];
+}
+
+enum { OFFLOAD_ALIGNED = 4096 };
+
+static status add_end(planner *pl, const char *op, const char *name, value *v, node *before, node **out) {
+    pl->g->before = before;
+    TRY(graph_add_node(pl->g, op_find(ORT_DOMAIN, op, 0), name, NULL, 1, &v, 1, out));
+    return (*out)->op->infer(pl->g, *out);
+}
+
+/* Copies of a GPU go on beside other work: what is read back begins when the one before is there. */
+static status end_reload(planner *pl, const value *v, value *coming, node *before) {
+    TRY(add_end(pl, "ReloadEnd", v->def->name, coming, before, &pl->read));
+    pl->copy[v->id] = pl->read->out[0];
+    return OK;
+}
+
+/* And what is written ends before the next begins, or where backward reads the first back. */
+static status end_offloads(planner *pl) {
+    const op_def *begins = op_find(ORT_DOMAIN, "Offload", 0), *reads = op_find(ORT_DOMAIN, "Reload", 0);
+    node *last = NULL, *end;
+
+    pl->g->in_backward = false;
+    for (node *n = pl->g->first; n; n = n->next) {
+        if (n->op != begins && n->op != reads) continue;
+        if (last) TRY(add_end(pl, "OffloadEnd", last->name, last->in[0], n, &end));
+        last = n->op == begins ? n : NULL;
+        if (n->op == reads) break;
+    }
+    return OK;
+}
+
+/* An Offload behind what makes `v`, and a Reload before `before`. */
+static status offload(planner *pl, value *v, node *before) {
+    const attr *where = NODE_ATTRS(INT("offset", pl->room));
+    graph *g = pl->g;
+    node *out, *back;
+
+    g->before = v->def->next;
+    g->in_backward = false;
+    TRY(graph_add_node(g, op_find(ORT_DOMAIN, "Offload", 0), v->def->name, where, 1, &v, 1, &out));
+    TRY(out->op->infer(g, out));
+    g->before = pl->read ? pl->read->next : before;
+    g->in_backward = true;
+    TRY(graph_add_node(
+        g, op_find(ORT_DOMAIN, "Reload", 0), v->def->name,
+        NODE_ATTRS(INT("offset", pl->room), INT("type", v->type), INTS("shape", v->shape.rank, v->shape.dim)), 1,
+        &out->out[0], 1, &back));
+    TRY(back->op->infer(g, back));
+    pl->copy[v->id] = back->out[0];
+    if (g->cuda) TRY(end_reload(pl, v, back->out[0], before));
+    pl->copy[v->id]->needs_grad = v->needs_grad;
+    pl->room += (value_bytes(v) + OFFLOAD_ALIGNED - 1) / OFFLOAD_ALIGNED * OFFLOAD_ALIGNED;
+    return OK;
+}
+
+/* What there is of `v` in backward; what has been offloaded is read back before `before`. */
+static status there(planner *pl, value *v, node *before, value **out) {
+    *out = v;
+    if (!is_gone(pl, v)) return OK;
+    if (is_offloaded(pl, v) && !pl->copy[v->id]) TRY(offload(pl, v, before));
+    *out = pl->copy[v->id];
+    return OK;
 }
 
 static status copy_node(planner *pl, const node *n, node *before) {
@@ -156,7 +229,7 @@ static status copy_node(planner *pl, const node *n, node *before) {
     node *again;
 
     TRY(NEW(pl->c, in, n->n_in));
-    for (int i = 0; i < n->n_in; i++) in[i] = is_gone(pl, n->in[i]) ? pl->copy[n->in[i]->id] : n->in[i];
+    for (int i = 0; i < n->n_in; i++) TRY(there(pl, n->in[i], before, &in[i]));
     g->before = before;
     g->in_backward = true;
     TRY(graph_add_node(g, n->op, n->name, n->attrs, n->n_in, in, n->n_out, &again));
@@ -165,7 +238,7 @@ static status copy_node(planner *pl, const node *n, node *before) {
         again->out[i]->type = n->out[i]->type;
         again->out[i]->shape = n->out[i]->shape;
         again->out[i]->needs_grad = n->out[i]->needs_grad;
-        pl->copy[n->out[i]->id] = again->out[i];
+        if (!is_offloaded(pl, n->out[i])) pl->copy[n->out[i]->id] = again->out[i];
     }
     return OK;
 }
@@ -177,7 +250,7 @@ static int by_place(const void *a, const void *b) {
 
 /* Notes that `v` is to be made again, unless it is noted. */
 static void note_needed(planner *pl, const value *v, int mark, int *count) {
-    if (!is_gone(pl, v) || pl->copy[v->id] || v->def->mark == mark) return;
+    if (!is_gone(pl, v) || is_offloaded(pl, v) || pl->copy[v->id] || v->def->mark == mark) return;
     v->def->mark = mark;
     pl->needed[(*count)++] = v->def;
 }
@@ -207,12 +280,14 @@ static status rewrite(planner *pl) {
     for (node *n = g->first; n; n = n->next) {
         if (n->id >= pl->n_nodes || pl->phase[n->id] != PHASE_BACKWARD) continue;
         for (int i = 0; i < n->n_in; i++) {
-            const value *v = n->in[i];
+            value *v = n->in[i];
             if (!is_gone(pl, v)) continue;
             if (!pl->copy[v->id]) TRY(make_again(pl, v, n));
-            graph_set_operand(g, n, i, pl->copy[v->id]);
+            TRY(there(pl, v, n, &v));
+            graph_set_operand(g, n, i, v);
         }
     }
+    if (g->cuda) TRY(end_offloads(pl));
     g->before = NULL;
     g->in_backward = false;
     graph_remove_dead(g);
@@ -221,7 +296,7 @@ static status rewrite(planner *pl) {
 
 static status choose(planner *pl, const recompute_request *r, recompute_clusters *clusters) {
     const recompute_option **taken = NULL;
-    const int64_t target = r->goal == RECOMPUTE_TO ? r->target : INT64_MAX;
+    const int64_t target = r->goal == RECOMPUTE_TO ? r->target : r->goal == OFFLOAD_ALL ? 0 : INT64_MAX;
     int n = 0;
 
     if (r->list || r->n_wishes) TRY(clusters_find(pl->c, &pl->problem, pl->order, clusters));
@@ -236,14 +311,19 @@ static status run(planner *pl, const recompute_request *r, recompute_result *out
     TRY(find_roots(pl));
     TRY(find_order(pl));
     pl->n_nodes = pl->g->n_nodes;
-    TRY(make_problem(pl));
+    TRY(make_problem(pl, r->goal == OFFLOAD_ALL || (r->goal == RECOMPUTE_TO && r->offload)));
+    pl->problem.nothing_twice = r->goal == OFFLOAD_ALL;
+    pl->problem.beside = pl->g->cuda;
     TRY(choose(pl, r, &clusters));
-    *out = (recompute_result){
-        .before = pl->choice.before, .after = pl->choice.peak, .cost = pl->choice.cost, .count = pl->choice.count};
+    *out = (recompute_result){.before = pl->choice.before,
+                              .after = pl->choice.peak,
+                              .cost = pl->choice.cost,
+                              .count = pl->choice.count,
+                              .n_offloaded = pl->choice.n_offloaded};
     for (int t = 0; t < pl->count; t++)
         if (pl->problem.steps[t].cost > 0) out->total += pl->problem.steps[t].cost;
     if (r->list) TRY(clusters_list(pl->g->c, &clusters, &pl->choice, &out->clusters, &out->n_clusters));
-    return pl->choice.count ? rewrite(pl) : OK;
+    return pl->choice.count || pl->choice.n_offloaded ? rewrite(pl) : OK;
 }
 
 status recompute(graph *g, const recompute_request *r, recompute_result *out) {

@@ -1,4 +1,4 @@
-/* recompute.h -- lets backward compute again what forward would else keep for it. */
+/* recompute.h -- lets backward compute again, or get from elsewhere, what forward would else keep for it. */
 #ifndef ORT_PLAN_RECOMPUTE_H
 #define ORT_PLAN_RECOMPUTE_H
 
@@ -8,6 +8,7 @@ typedef enum recompute_goal {
     RECOMPUTE_NOTHING,
     RECOMPUTE_LAYERS, /* all but what one layer gives to the next */
     RECOMPUTE_TO,     /* until `target` bytes are enough, or no fewer can be reached */
+    OFFLOAD_ALL,      /* nothing is computed again; what lowers the peak is offloaded */
 } recompute_goal;
 
 /* How a cluster is made again, as users name it. */
@@ -33,19 +34,22 @@ typedef struct recompute_request {
     int64_t target;               /* of RECOMPUTE_TO: bytes */
     const recompute_wish *wishes; /* hold first, unless the goal is RECOMPUTE_LAYERS; unknown clusters are left out */
     int n_wishes;
-    bool list; /* the result has the clusters */
+    bool list;    /* the result has the clusters */
+    bool offload; /* RECOMPUTE_TO may offload values, too */
 } recompute_request;
 
 typedef struct recompute_result {
     int64_t before, after; /* the most bytes needed at one time, estimated: passes that come later need fewer */
-    double cost, total;    /* of what runs twice, and of all (plan/cost.h) */
+    double cost, total;    /* of what runs twice or is moved, and of all (plan/cost.h) */
     int count;             /* values that are made again */
+    int n_offloaded;
     recompute_cluster *clusters;
     int n_clusters;
 } recompute_result;
 
 /* Before the passes of the last stage: what is made again is a node of backward like any other, with the operator,
- * attributes (the key of random numbers included) and name of the first. So the bits are the same. */
+ * attributes (the key of random numbers included) and name of the first. So the bits are the same. What is offloaded is
+ * read by an Offload behind its node, and made once more by a Reload in backward (ops/movement/offload.c). */
 MUST_USE status recompute(graph *g, const recompute_request *r, recompute_result *out);
 
 #endif

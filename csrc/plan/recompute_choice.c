@@ -10,6 +10,7 @@ typedef struct move {
     int v;                          /* is made again */
     const recompute_option *option; /* if it takes a stash, with all that its step makes */
     double cost;
+    bool offloads; /* it is offloaded instead */
 } move;
 
 typedef struct offer {
@@ -27,11 +28,12 @@ static void take_option(chooser *s, const recompute_option *o, bool taken) {
 }
 
 static void take(chooser *s, const move *m, bool taken) {
-    if (m->option) take_option(s, m->option, taken);
+    if (m->offloads) s->offloaded[m->v] = taken;
+    else if (m->option) take_option(s, m->option, taken);
     else s->again[m->v] = taken;
 }
 
-static bool is_taken(const chooser *s, const move *m) { return s->again[m->v]; }
+static bool is_taken(const chooser *s, const move *m) { return m->offloads ? s->offloaded[m->v] : s->again[m->v]; }
 
 enum { LOOKS = 64 /* of a round at a step; a few are the rule */ };
 
@@ -53,14 +55,14 @@ typedef struct search {
     lives *l;
     const recompute_option *const *stashed; /* [step] the option with a stash, of one that cannot run again without */
     int64_t target;
-    offer *offers;      /* moves of a round */
-    int *by_cost;       /* moves of the path */
-    move *path;         /* what has been taken */
-    int n;              /* moves in it */
-    int together;       /* moves of a round, at most */
-    int rounds;         /* with one key, at most */
-    bool *tried;        /* [value] */
-    bool *again, *kept; /* the best so far */
+    offer *offers;                  /* moves of a round */
+    int *by_cost;                   /* moves of the path */
+    move *path;                     /* what has been taken */
+    int n;                          /* moves in it */
+    int together;                   /* moves of a round, at most */
+    int rounds;                     /* with one key, at most */
+    bool *tried;                    /* [value] */
+    bool *again, *offloaded, *kept; /* the best so far */
     int64_t peak;
     double cost;
     bool any;
@@ -79,6 +81,7 @@ static void note_choice(search *x) {
     x->peak = x->s->peak;
     x->cost = x->l->cost;
     memcpy(x->again, x->s->again, size);
+    memcpy(x->offloaded, x->s->offloaded, size);
     memcpy(x->kept, x->s->kept_for, size);
 }
 
@@ -88,6 +91,28 @@ static int by_key(const void *a, const void *b) {
     return (x->move.v > y->move.v) - (x->move.v < y->move.v);
 }
 
+static double moving_a_byte(const recompute_problem *p, int v) {
+    return p->moving ? p->moving[v] / (double)p->bytes[v] : INFINITY;
+}
+
+/* What `v` need not be kept by: made again, or offloaded where that costs less for a byte. False: it has to be kept. */
+static bool find_offer(search *x, int v, move_key *key, offer *out) {
+    chooser *s = x->s;
+    const recompute_problem *p = s->p;
+    const recompute_option *o = x->stashed[p->maker[v]];
+    const double bytes = (double)(o ? o->bytes : p->bytes[v]);
+    double cost = o ? o->cost : 0;
+
+    const bool twice = !p->nothing_twice && (o || chooser_steps_for(s, x->l, p->maker[v], &cost) != NEVER);
+    if (twice && cost / bytes <= moving_a_byte(p, v)) {
+        *out = (offer){key(cost, bytes), {v, o, cost, false}};
+        return true;
+    }
+    if (!p->moving) return false;
+    *out = (offer){key(p->moving[v], (double)p->bytes[v]), {v, NULL, p->moving[v], true}};
+    return true;
+}
+
 /* Of what is kept over the time of the peak, what goes first: x->offers[0, count), at most `most`. Returns how many. */
 static int next_moves(search *x, move_key *key, int most) {
     chooser *s = x->s;
@@ -95,12 +120,9 @@ static int next_moves(search *x, move_key *key, int most) {
 
     chooser_allow(s, LOOKS);
     for (int v = 0; v < s->p->n_values; v++) {
-        double cost;
+        offer found;
         if (!chooser_may_drop(s, v) || x->tried[v] || x->l->born[v] > s->at || x->l->first[v] <= s->at) continue;
-        const recompute_option *o = x->stashed[s->p->maker[v]];
-        if (o) cost = o->cost;
-        else if (chooser_steps_for(s, x->l, s->p->maker[v], &cost) == NEVER) continue;
-        const offer found = {key(cost, (double)(o ? o->bytes : s->p->bytes[v])), {v, o, cost}};
+        if (!find_offer(x, v, key, &found)) continue;
         if (most > 1) x->offers[n++] = found;
         else if (n == 0 || by_key(&found, x->offers) < 0) x->offers[0] = found, n = 1;
     }
@@ -175,7 +197,7 @@ static void follow(search *x, move_key *key, int spacing) {
     chooser_simulate(x->s, x->l);
 }
 
-/* What a step that runs twice costs, and what need not be kept over the time of the peak then, at most. */
+/* What a step that runs twice, or whose results are offloaded, costs, and what need not be kept over the time of the peak then, at most. */
 typedef struct saving {
     double cost;
     int64_t bytes;
@@ -199,12 +221,17 @@ static status find_bound(ctx *c, const chooser *s, const lives *l, int64_t targe
     TRY(NEW(c, savings, p->n_forward));
     for (int t = 0; t < p->n_forward; t++) {
         const recompute_step *x = &p->steps[t];
+        double moving = INFINITY; /* a byte */
         int64_t bytes = 0;
         for (int i = 0; i < x->n_out; i++) {
             const int v = x->out[i];
-            if (chooser_may_drop(s, v) && l->born[v] <= s->at && l->first[v] > s->at) bytes += p->bytes[v];
+            if (!chooser_may_drop(s, v) || l->born[v] > s->at || l->first[v] <= s->at) continue;
+            bytes += p->bytes[v];
+            moving = fmin(moving, moving_a_byte(p, v));
         }
-        if (bytes && x->cost >= 0) savings[n++] = (saving){x->cost, bytes};
+        const double cost = x->cost >= 0 && !p->nothing_twice ? x->cost : INFINITY;
+        const double least = bytes ? fmin(cost, moving * (double)bytes) : INFINITY;
+        if (least < INFINITY) savings[n++] = (saving){least, bytes};
     }
     qsort(savings, (size_t)n, sizeof *savings, cheaper);
     for (int i = 0; i < n && above > 0; i++) {
@@ -250,6 +277,7 @@ static status lower_to(ctx *c, chooser *s, lives *l, const recompute_option *con
     TRY(NEW(c, x.offers, s->p->n_values));
     TRY(NEW(c, x.tried, s->p->n_values));
     TRY(NEW(c, x.again, s->p->n_values));
+    TRY(NEW(c, x.offloaded, s->p->n_values));
     TRY(NEW(c, x.kept, s->p->n_values));
     for (int v = 0; v < s->p->n_values; v++) count += chooser_may_drop(s, v);
     set_rounds(&x, count);
@@ -257,6 +285,7 @@ static status lower_to(ctx *c, chooser *s, lives *l, const recompute_option *con
     for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
         if (k == 0 || x.work < MOST_WORK) follow(&x, keys[k], 1 + count / PRUNINGS);
     memcpy(s->again, x.again, size);
+    memcpy(s->offloaded, x.offloaded, size);
     memcpy(s->kept_for, x.kept, size);
     chooser_simulate(s, l);
     return OK;

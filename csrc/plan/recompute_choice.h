@@ -1,8 +1,9 @@
-/* recompute_choice.h -- the pure part of recomputation: which values backward computes again instead of keeping them.
+/* recompute_choice.h -- the pure part of recomputation: which values backward computes again, or gets from elsewhere.
  *
  * Steps and values are numbers here; it knows nothing of nodes or kernels. A value that forward makes and backward reads
  * is kept from one to the other, or it is made *again* right before backward reads it first, by its step, from what is
- * there then; operands that are not there are made again, too. */
+ * there then; operands that are not there are made again, too. Or it is *offloaded*: written to other memory as soon as
+ * it is made, and read back right before backward, or a step that runs again, reads it first. */
 #ifndef ORT_PLAN_RECOMPUTE_CHOICE_H
 #define ORT_PLAN_RECOMPUTE_CHOICE_H
 
@@ -25,6 +26,10 @@ typedef struct recompute_problem {
     const int64_t *bytes; /* [value] */
     const int *maker;     /* [value] the step that makes it, or -1: it is there from the beginning on */
     const bool *held;     /* [value] something else holds it all the time: it takes no memory of the plan's */
+    const double *moving; /* [value] the cost of writing it to other memory and reading it back; NULL: there is none */
+    bool nothing_twice;   /* values are offloaded alone */
+    bool
+        beside; /* they are copied beside other work: written until the next is made, and read from when the one before is */
 } recompute_problem;
 
 /* What one step of forward makes and backward reads, and how it is made again as one. */
@@ -40,17 +45,19 @@ typedef struct recompute_option {
 typedef struct recompute_choice {
     bool *kept;           /* [value] forward makes it, what runs in backward reads it, and it is kept or made again */
     bool *again;          /* [value] it is made again */
-    int64_t before, peak; /* the most bytes that are needed at one time: without, and with these made again */
-    double cost;          /* of all steps that run twice */
+    bool *offloaded;      /* [value] */
+    int64_t before, peak; /* the most bytes that are needed at one time: without, and with this choice */
+    double cost;          /* of all steps that run twice, and of what is moved */
     double bound;         /* of recompute_to: no choice with its target costs less; INFINITY: there is none */
     int count;            /* values that are made again */
+    int n_offloaded;
 } recompute_choice;
 
 /* All options in the order of their steps: without a stash where everything may run twice; and with the one that costs the
  * least, where its bytes are at most half of what it is kept for and it makes the chain cheaper, or possible. */
 MUST_USE status recompute_options(ctx *c, const recompute_problem *p, recompute_option **out, int *count);
-/* Takes `taken`, and makes then so much again that `peak` is at most `target`, the least cost for a byte first, or as
- * little as can be reached. */
+/* Takes `taken`, and makes then so much again, or offloads it where that costs less, that `peak` is at most `target`,
+ * the least cost for a byte first, or as little as can be reached. */
 MUST_USE status recompute_to(ctx *c, const recompute_problem *p, const recompute_option *const *taken, int n_taken,
                              int64_t target, recompute_choice *out);
 /* Makes all again that lies inside of layers, stretches of forward that repeat: what one gives to those behind it is kept,

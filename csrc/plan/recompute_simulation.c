@@ -6,8 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Half steps: of all steps, of forward's once more, and of what they make as it is read back. */
+static int most_times(const recompute_problem *p) {
+    return 2 * (p->n_steps + p->n_forward + (p->moving ? p->n_values : 0)) + 4;
+}
+
 static status lives_new(ctx *c, const recompute_problem *p, lives *l) {
-    const int times = 2 * (p->n_steps + p->n_forward) + 4;
+    const int times = most_times(p);
 
     TRY(NEW(c, l->born, p->n_values));
     TRY(NEW(c, l->last, p->n_values));
@@ -22,15 +27,16 @@ void lives_clear(const recompute_problem *p, lives *l) {
     for (int v = 0; v < p->n_values; v++)
         l->born[v] = l->last[v] = l->first[v] = l->again_born[v] = l->again_last[v] = NEVER;
     memset(l->ran_again, 0, (size_t)p->n_steps * sizeof *l->ran_again);
-    memset(l->change, 0, (size_t)(2 * (p->n_steps + p->n_forward) + 4) * sizeof *l->change);
+    memset(l->change, 0, (size_t)most_times(p) * sizeof *l->change);
     l->now = 0;
     l->cost = 0;
+    l->written = l->read_at = NEVER;
 }
 
 static bool is_forwards(const recompute_problem *p, int v) { return p->maker[v] >= 0 && p->maker[v] < p->n_forward; }
 
 bool chooser_has(const chooser *s, int v) {
-    return s->p->held[v] || !is_forwards(s->p, v) || (s->kept_for[v] && !s->again[v]);
+    return s->p->held[v] || !is_forwards(s->p, v) || (s->kept_for[v] && !s->again[v] && !s->offloaded[v]);
 }
 
 static int ascending(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
@@ -51,7 +57,8 @@ static int steps_for(chooser *s, const lives *l, int step_wanted, double *cost, 
         *cost += step->cost;
         for (int k = 0; k < step->n_in; k++) {
             const int u = step->in[k];
-            if (chooser_has(s, u) || s->stamp[p->maker[u]] == s->stamped || (l && l->ran_again[p->maker[u]])) continue;
+            if (chooser_has(s, u) || s->offloaded[u]) continue;
+            if (s->stamp[p->maker[u]] == s->stamped || (l && l->ran_again[p->maker[u]])) continue;
             s->stamp[p->maker[u]] = s->stamped;
             s->queue[count++] = p->maker[u];
         }
@@ -76,14 +83,28 @@ static void read_value(const chooser *s, lives *l, int v, bool dies_early) {
     else l->again_last[v] = when;
 }
 
-/* A step of backward, or one of forward that runs again. */
+/* What the step that comes next reads is read back before it, unless it is there. */
+static void read_back(const chooser *s, lives *l, const recompute_step *x) {
+    for (int i = 0; i < x->n_in; i++) {
+        const int v = x->in[i];
+        if (!s->offloaded[v] || l->again_born[v] != NEVER) continue;
+        l->again_last[v] = 2 * l->now + 1;
+        l->again_born[v] = s->p->beside && l->read_at != NEVER ? l->read_at : l->again_last[v];
+        l->read_at = l->again_last[v];
+        l->cost += s->p->moving[v];
+        l->now++;
+    }
+}
+
+/* A step of forward that runs again. */
 static void run_again(const chooser *s, lives *l, int step) {
     const recompute_step *x = &s->p->steps[step];
 
+    read_back(s, l, x);
     for (int i = 0; i < x->n_in; i++) read_value(s, l, x->in[i], x->in_place);
     for (int i = 0; i < x->n_out; i++) {
         const int v = x->out[i];
-        if (chooser_has(s, v)) continue;
+        if (chooser_has(s, v) || s->offloaded[v]) continue;
         l->again_born[v] = l->again_last[v] = 2 * l->now + 1;
     }
     sweep_add(l->change, 2 * l->now + 1, 2 * l->now + 1, x->work);
@@ -92,9 +113,18 @@ static void run_again(const chooser *s, lives *l, int step) {
     l->now++;
 }
 
-static void run_forward(lives *l, const recompute_step *x) {
+/* `v` has been made and is written out, which ends with the next such value, or with forward. */
+static void write_out(const chooser *s, lives *l, int v, int when) {
+    if (!s->p->beside) return;
+    if (l->written != NEVER && l->last[l->written] < when) l->last[l->written] = when;
+    l->written = v;
+}
+
+static void run_forward(const chooser *s, lives *l, const recompute_step *x) {
     for (int i = 0; i < x->n_in; i++) l->last[x->in[i]] = 2 * l->now + !x->in_place;
     for (int i = 0; i < x->n_out; i++) l->born[x->out[i]] = l->last[x->out[i]] = 2 * l->now + 1;
+    for (int i = 0; i < x->n_out; i++)
+        if (s->offloaded[x->out[i]]) write_out(s, l, x->out[i], 2 * l->now + 1);
     sweep_add(l->change, 2 * l->now + 1, 2 * l->now + 1, x->work);
     l->now++;
 }
@@ -106,11 +136,12 @@ static void run_backward(chooser *s, lives *l, const recompute_step *x) {
     for (int i = 0; i < x->n_in; i++) {
         const int v = x->in[i];
         if (l->first[v] == NEVER) l->first[v] = 2 * l->now;
-        if (chooser_has(s, v) || l->again_born[v] != NEVER) continue;
+        if (chooser_has(s, v) || s->offloaded[v] || l->again_born[v] != NEVER) continue;
         int count = steps_for(s, l, s->p->maker[v], &cost, &all);
         qsort(s->queue, (size_t)count, sizeof *s->queue, ascending);
         for (int k = 0; k < count; k++) run_again(s, l, s->queue[k]);
     }
+    read_back(s, l, x);
     for (int i = 0; i < x->n_in; i++) read_value(s, l, x->in[i], x->in_place);
     for (int i = 0; i < x->n_out; i++) l->born[x->out[i]] = l->last[x->out[i]] = 2 * l->now + 1;
     sweep_add(l->change, 2 * l->now + 1, 2 * l->now + 1, x->work);
@@ -121,7 +152,8 @@ void chooser_simulate(chooser *s, lives *l) {
     const recompute_problem *p = s->p;
 
     lives_clear(p, l);
-    for (int t = 0; t < p->n_forward; t++) run_forward(l, &p->steps[t]);
+    for (int t = 0; t < p->n_forward; t++) run_forward(s, l, &p->steps[t]);
+    write_out(s, l, NEVER, 2 * l->now - 1);
     for (int t = p->n_forward; t < p->n_steps; t++) run_backward(s, l, &p->steps[t]);
     for (int v = 0; v < p->n_values; v++) {
         if (p->held[v]) continue;
@@ -135,6 +167,7 @@ status chooser_new(ctx *c, const recompute_problem *p, chooser *s, lives *l) {
     *s = (chooser){.p = p};
     TRY(NEW(c, s->kept_for, p->n_values));
     TRY(NEW(c, s->again, p->n_values));
+    TRY(NEW(c, s->offloaded, p->n_values));
     TRY(NEW(c, s->stashes, p->n_values));
     TRY(NEW(c, s->queue, p->n_forward));
     TRY(NEW(c, s->stamp, p->n_steps));
@@ -146,12 +179,16 @@ status chooser_new(ctx *c, const recompute_problem *p, chooser *s, lives *l) {
 void chooser_result(const chooser *s, const lives *l, recompute_choice *out) {
     out->kept = s->kept_for;
     out->again = s->again;
+    out->offloaded = s->offloaded;
     out->peak = s->peak;
     out->cost = l->cost;
-    out->count = 0;
-    for (int v = 0; v < s->p->n_values; v++) out->count += s->again[v];
+    out->count = out->n_offloaded = 0;
+    for (int v = 0; v < s->p->n_values; v++) {
+        out->count += s->again[v];
+        out->n_offloaded += s->offloaded[v];
+    }
 }
 
 bool chooser_may_drop(const chooser *s, int v) {
-    return s->kept_for[v] && !s->p->held[v] && !s->again[v] && s->p->bytes[v];
+    return s->kept_for[v] && !s->p->held[v] && !s->again[v] && !s->offloaded[v] && s->p->bytes[v];
 }

@@ -12,6 +12,8 @@ typedef struct lives {
     int *first;       /* [value] when backward reads it first */
     int *again_born, *again_last;
     bool *ran_again; /* [step] */
+    int written;     /* the value that is being written, of problems with `beside` */
+    int read_at;     /* half step at which one was read back last */
     int now;         /* steps so far, those that run again included */
     int64_t *change; /* [half steps] bytes that come and go */
     double cost;
@@ -20,7 +22,7 @@ typedef struct lives {
 typedef struct chooser {
     const recompute_problem *p;
     bool *kept_for; /* [value] backward reads what forward makes */
-    bool *again;
+    bool *again, *offloaded;
     int *stashes;                /* [value] options that have been taken and keep it in their place */
     int *queue, *stamp, stamped; /* steps that one value needs; stamp[step] == stamped: it is in the queue */
     int64_t looks;               /* at steps and operands that chooser_steps_for has left */
@@ -35,7 +37,7 @@ void chooser_simulate(chooser *s, lives *l);
 void lives_clear(const recompute_problem *p, lives *l);
 /* Is what forward has made of it there in backward? */
 bool chooser_has(const chooser *s, int v);
-/* Is it kept, and could be made again as far as it is concerned? */
+/* Is it kept, and could be made again, or offloaded, as far as it is concerned? */
 bool chooser_may_drop(const chooser *s, int v);
 /* So many looks for each step and operand on average. */
 void chooser_allow(chooser *s, int looks);

@@ -138,7 +138,7 @@ static int parse_wish(PyObject *row, recompute_wish *out) {
 }
 
 /* `clusters`: None or [(name, strategy, count), ...], whose memory free_wishes frees; -1 with an exception set. */
-static int parse_request(PyObject *clusters, int goal, recompute_request *out) {
+static int parse_request(PyObject *clusters, int goal, const char *folder, recompute_request *out) {
     const Py_ssize_t n = clusters == Py_None ? 0 : PySequence_Size(clusters);
     recompute_wish *wishes;
     int bad = 0;
@@ -148,7 +148,12 @@ static int parse_request(PyObject *clusters, int goal, recompute_request *out) {
         PyErr_NoMemory();
         return -1;
     }
-    *out = (recompute_request){(recompute_goal)goal, .wishes = wishes, .n_wishes = (int)n, .list = clusters != Py_None};
+    if (folder && goal == RECOMPUTE_NOTHING) goal = OFFLOAD_ALL;
+    *out = (recompute_request){.goal = (recompute_goal)goal,
+                               .wishes = wishes,
+                               .n_wishes = (int)n,
+                               .list = clusters != Py_None,
+                               .offload = folder != NULL};
     for (Py_ssize_t i = 0; i < n && !bad; i++) {
         PyObject *row = PySequence_GetItem(clusters, i);
         bad = row ? parse_wish(row, &wishes[i]) : -1;
@@ -161,7 +166,7 @@ PyDoc_STRVAR(
     plan_doc,
     "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None,\n"
     "     padding_unseen=False, device=-1, recompute=0, budget=0, any_size=False,\n"
-    "     clusters=None, triton=None) -> Plan\n\n"
+    "     clusters=None, triton=None, offload=None) -> Plan\n\n"
     "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
     "output_grads: which outputs receive a gradient; None plans inference only.\n"
     "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
@@ -170,6 +175,8 @@ PyDoc_STRVAR(
     "padding_unseen: results for tokens that are padding may be zeros.\n"
     "recompute: 1, backward computes layers again; 2, all that needs less memory.\n"
     "budget: bytes that the arena and the results may have; MemoryError where they cannot.\n"
+    "offload: a folder. A budget, and recompute=2, may offload activations to a file there, or, on a GPU, to memory of\n"
+    "the host; without either what lowers the peak is offloaded.\n"
     "any_size: no MemoryError where this machine has no memory for the plan's runs.\n"
     "clusters: [(name, strategy, count), ...], what is computed again with recompute=0; the plan lists its\n"
     "clusters, unless it is None.\n"
@@ -206,12 +213,15 @@ static int parse_inputs(const graph *g, PyObject *inputs, PyObject *needs, input
     return 0;
 }
 
+static char *plan_arguments[] = {"inputs",   "needs_grad",     "output_grads", "disabled_passes", "sizes",
+                                 "host",     "padding_unseen", "device",       "recompute",       "budget",
+                                 "any_size", "clusters",       "triton",       "offload",         NULL};
+
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes",    "host",   "padding_unseen",
-                     "device", "recompute",  "budget",       "any_size",        "clusters", "triton", NULL};
     module_state *m = state_of((PyObject *)Py_TYPE(object));
     PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *from_host = NULL, *clusters = Py_None;
     PyObject *triton = Py_None, *result = NULL;
+    const char *folder = NULL;
     const struct triton_rules *rules = NULL;
     int64_t sizes[MOST_SIZES];
     int n_sizes = 0, device = ON_CPU, unseen = 0, any_size = 0, goal = RECOMPUTE_NOTHING;
@@ -227,9 +237,9 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     status s;
 
     ctx_init(&c);
-    if (!g ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiLpOO:plan", names, &inputs, &needs, &grads, &off, &known,
-                                     &from_host, &unseen, &device, &goal, &budget, &any_size, &clusters, &triton))
+    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiLpOOz:plan", plan_arguments, &inputs, &needs,
+                                           &grads, &off, &known, &from_host, &unseen, &device, &goal, &budget,
+                                           &any_size, &clusters, &triton, &folder))
         return NULL;
     ctx_init(&of_rules);
     specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
@@ -240,7 +250,8 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
         goto done;
     }
     if (known && (n_sizes = parse_sizes(known, sizes)) < 0) goto done;
-    if (parse_inputs(g, inputs, needs, specs, needed) < 0 || parse_request(clusters, goal, &again) < 0) goto done;
+    if (parse_inputs(g, inputs, needs, specs, needed) < 0 || parse_request(clusters, goal, folder, &again) < 0)
+        goto done;
     if (parse_triton_rules(&of_rules, triton, &rules) < 0) goto done;
     if (grads != Py_None && parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", flags) < 0) goto done;
     compile_options o = {.output_grads = grads == Py_None ? NULL : flags,
@@ -255,7 +266,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
                          .again = again};
     s = make_plan(&c, g, specs, &o, budget, device, &p);
     if (s != OK) raise_status(m, &c.err);
-    else result = plan_object_new(m, object, &c, p, device); /* takes the context over, even when it fails */
+    else result = plan_object_new(m, object, &c, p, device, folder); /* takes the context over, even when it fails */
     if (s == OK) ctx_init(&c);
 done:
     ctx_release(&c);

@@ -333,9 +333,10 @@ static PyMethodDef methods[] = {
      PyDoc_STR("torch_symbols() -> [(name, what it is for, whether torch's libraries have it), ...]")},
     {"recompute", core_recompute, METH_VARARGS,
      PyDoc_STR(
-         "recompute([(operands, results, cost, workspace, in_place), ...], [(bytes, held), ...], n_forward, target)\n"
-         "-> (values made again, peak before, peak, cost, bound): what a planner chooses for steps whose operands and\n"
-         "results are numbers of values; bound: no choice that reaches the target costs less")},
+         "recompute([(operands, results, cost, workspace, in_place), ...], [(bytes, held), ...], n_forward, target,\n"
+         "moving=None) -> (values made again, peak before, peak, cost, bound, values offloaded): what a planner chooses\n"
+         "for steps whose operands and results are numbers of values; bound: no choice that reaches the target costs\n"
+         "less; moving: what it costs to offload each value; None: none is")},
     {"passes", core_passes, METH_NOARGS, PyDoc_STR("passes() -> {name: the bit that disables it}")},
     {NULL, NULL, 0, NULL},
 };
@@ -383,6 +384,7 @@ static int core_exec(PyObject *module) {
     if (add(module, "Model", &m->model_type, model_type_new(module)) < 0) return -1;
     if (add(module, "Number", &m->number_type, number_type_new(module)) < 0) return -1;
     if (add(module, "Plan", &m->plan_type, plan_type_new(module)) < 0) return -1;
+    if (add(module, "OffloadRoom", &m->room_type, room_type_new(module)) < 0) return -1;
     return add(module, "Watch", &m->watch_type, watch_type_new(module));
 }
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, plan *p, int device) {
+PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, plan *p, int device, const char *folder) {
     PyTypeObject *type = (PyTypeObject *)m->plan_type;
     plan_object *self = (plan_object *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
 
@@ -21,6 +21,10 @@ PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, plan *p, int
     self->device = device;
     self->graphs = device == ON_CPU ? NULL : replay_new(p);
     self->model = Py_NewRef(model);
+    if (folder && !(self->folder = strdup(folder))) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
     return (PyObject *)self;
 }
 
@@ -31,6 +35,8 @@ static void plan_dealloc(PyObject *object) {
     replay_free(self->graphs);
     ctx_release(&self->c);
     free(self->seconds);
+    free(self->folder);
+    Py_XDECREF(self->spare_room);
     if (!self->was_captured) Py_XDECREF(self->constants);
     Py_XDECREF(self->model);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
@@ -359,6 +365,16 @@ static PyObject *get_arena_bytes(PyObject *object, void *unused) {
     return PyLong_FromLongLong(plan_of(object)->arena_bytes);
 }
 
+static PyObject *get_offload_bytes(PyObject *object, void *unused) {
+    (void)unused;
+    return PyLong_FromLongLong(plan_of(object)->offload_bytes);
+}
+
+static PyObject *get_offloaded(PyObject *object, void *unused) {
+    (void)unused;
+    return PyLong_FromLong(plan_of(object)->again.n_offloaded);
+}
+
 static PyObject *get_recomputed(PyObject *object, void *unused) {
     const recompute_result *r = &plan_of(object)->again;
     (void)unused;
@@ -478,9 +494,12 @@ static PyObject *get_foreign(PyObject *object, void *unused) {
 }
 
 static PyMethodDef plan_methods[] = {
-    {"forward", plan_forward, METH_VARARGS, plan_forward_doc},
-    {"backward", plan_backward, METH_VARARGS, plan_backward_doc},
-    {"backward_part", plan_backward_part, METH_VARARGS, plan_backward_part_doc},
+    {"forward", (PyCFunction)(void (*)(void))plan_forward, METH_VARARGS | METH_KEYWORDS, plan_forward_doc},
+    {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_VARARGS | METH_KEYWORDS, plan_backward_doc},
+    {"backward_part", (PyCFunction)(void (*)(void))plan_backward_part, METH_VARARGS | METH_KEYWORDS,
+     plan_backward_part_doc},
+    {"take_room", plan_take_room, METH_NOARGS, plan_take_room_doc},
+    {"give_room", plan_give_room, METH_O, plan_give_room_doc},
     {"reads", plan_reads, METH_VARARGS, plan_reads_doc},
     {"empty_outputs", empty_outputs, METH_O, PyDoc_STR("empty_outputs(torch.Tensor) -> a new tensor for each output")},
     {"empty_input_grads", empty_input_grads, METH_O,
@@ -517,6 +536,10 @@ static PyGetSetDef plan_getset[] = {
     {"reads_output", get_reads_output, NULL, "for each output: does backward read it?", NULL},
     {"arena_bytes", get_arena_bytes, NULL, "bytes of the arena a run needs", NULL},
     {"peak", get_peak, NULL, "(instruction, bytes): when the arena's blocks have the most bytes in all, and how many",
+     NULL},
+    {"offload_bytes", get_offload_bytes, NULL, "bytes that a run needs elsewhere, for activations that are offloaded",
+     NULL},
+    {"offloaded", get_offloaded, NULL, "activations that are written elsewhere in forward, and read back in backward",
      NULL},
     {"recomputed", get_recomputed, NULL,
      "(values that backward computes again, the share of a step's work that this adds, estimated)", NULL},

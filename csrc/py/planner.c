@@ -1,4 +1,4 @@
-/* planner.c -- recompute(steps, values, n_forward, target): the choice of what is computed again, asked without a graph. */
+/* planner.c -- recompute(...): the choice of what is computed again, or offloaded, asked without a graph. */
 #include "plan/recompute_choice.h"
 #include "py/py.h"
 
@@ -98,32 +98,65 @@ static int parse_problem(problem *x, PyObject *steps, PyObject *values, int n_fo
     if (NEW(&x->c, x->steps, n_steps) != OK || NEW(&x->c, x->bytes, n_values) != OK ||
         NEW(&x->c, x->maker, n_values) != OK || NEW(&x->c, x->held, n_values) != OK)
         return fail_allocation();
-    x->p = (recompute_problem){(int)n_values, (int)n_steps, n_forward, x->steps, x->bytes, x->maker, x->held};
+    x->p = (recompute_problem){.n_values = (int)n_values,
+                               .n_steps = (int)n_steps,
+                               .n_forward = n_forward,
+                               .steps = x->steps,
+                               .bytes = x->bytes,
+                               .maker = x->maker,
+                               .held = x->held};
     if (parse_rows(x, values, (int)n_values, parse_value) < 0) return -1;
     return parse_rows(x, steps, (int)n_steps, parse_step);
 }
 
-static PyObject *result_of(const problem *x, const recompute_choice *r) {
-    PyObject *again = PyList_New(0);
+/* What moving each value costs; None: nothing is offloaded. */
+static int parse_moving(problem *x, PyObject *list) {
+    double *moving;
 
-    for (int v = 0; again && v < x->p.n_values; v++) {
-        PyObject *number = r->again[v] ? PyLong_FromLong(v) : NULL;
-        if (r->again[v] && (!number || PyList_Append(again, number) < 0)) Py_CLEAR(again);
+    if (list == Py_None) return 0;
+    const Py_ssize_t count = PySequence_Size(list);
+    if (count < 0) return -1;
+    if (count != x->p.n_values) {
+        PyErr_Format(PyExc_ValueError, "there are %d values to move", x->p.n_values);
+        return -1;
+    }
+    if (NEW(&x->c, moving, x->p.n_values) != OK) return fail_allocation();
+    for (int v = 0; v < x->p.n_values; v++) {
+        PyObject *item = PySequence_GetItem(list, v);
+        moving[v] = item ? PyFloat_AsDouble(item) : -1;
+        Py_XDECREF(item);
+        if (PyErr_Occurred()) return -1;
+    }
+    x->p.moving = moving;
+    return 0;
+}
+
+static PyObject *numbers(const bool *flags, int count) {
+    PyObject *list = PyList_New(0);
+
+    for (int v = 0; list && v < count; v++) {
+        PyObject *number = flags[v] ? PyLong_FromLong(v) : NULL;
+        if (flags[v] && (!number || PyList_Append(list, number) < 0)) Py_CLEAR(list);
         Py_XDECREF(number);
     }
-    return again ? Py_BuildValue("(NLLdd)", again, (long long)r->before, (long long)r->peak, r->cost, r->bound) : NULL;
+    return list;
+}
+
+static PyObject *result_of(const problem *x, const recompute_choice *r) {
+    return Py_BuildValue("(NLLddN)", numbers(r->again, x->p.n_values), (long long)r->before, (long long)r->peak,
+                         r->cost, r->bound, numbers(r->offloaded, x->p.n_values));
 }
 
 PyObject *core_recompute(PyObject *module, PyObject *args) {
-    PyObject *steps, *values, *result = NULL;
+    PyObject *steps, *values, *moving = Py_None, *result = NULL;
     recompute_choice choice;
     long long target;
     problem x = {0};
     int n_forward;
 
-    if (!PyArg_ParseTuple(args, "OOiL:recompute", &steps, &values, &n_forward, &target)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOiL|O:recompute", &steps, &values, &n_forward, &target, &moving)) return NULL;
     ctx_init(&x.c);
-    if (parse_problem(&x, steps, values, n_forward) == 0) {
+    if (parse_problem(&x, steps, values, n_forward) == 0 && parse_moving(&x, moving) == 0) {
         if (recompute_to(&x.c, &x.p, NULL, 0, target, &choice) == OK) result = result_of(&x, &choice);
         else raise_status(state_of(module), &x.c.err);
     }

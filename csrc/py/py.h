@@ -21,6 +21,7 @@
     X(model_type)                                                                                                      \
     X(number_type)                                                                                                     \
     X(plan_type)                                                                                                       \
+    X(room_type)                                                                                                       \
     X(watch_type)                                                                                                      \
     X(profiler)     /* a dictionary of torch's, which says under */                                                    \
     X(profiler_key) /* this name whether its profiler is on */
@@ -105,7 +106,7 @@ typedef struct tensor_kind {
 int tensor_kind_of(PyObject *object, tensor_kind *out); /* -1 with an exception set */
 int tensor_kind_equal(const tensor_kind *a, const tensor_kind *b);
 
-/* Function of the module: recompute(steps, values, n_forward, target). */
+/* Function of the module: recompute(steps, values, n_forward, target, moving). */
 PyObject *core_recompute(PyObject *module, PyObject *args);
 
 /* Functions of the module: triton_maker(object, interprets), pointwise_formulas(). */
@@ -118,14 +119,15 @@ int parse_triton_rules(ctx *c, PyObject *rules, const struct triton_rules **out)
 PyObject *model_type_new(PyObject *module);
 PyObject *watch_type_new(PyObject *module);
 PyObject *plan_type_new(PyObject *module);
+PyObject *room_type_new(PyObject *module);
 PyObject *number_type_new(PyObject *module);
 
 /* Function of the module: read(tensor, device, stream) -> Number. */
 PyObject *core_read(PyObject *module, PyObject *args);
 
 struct plan;
-/* Wraps a plan whose memory is `c` (taken over); keeps `model` alive. */
-PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, struct plan *p, int device);
+/* Wraps a plan whose memory is `c` (taken over); keeps `model` alive. `folder`: where its runs may offload to, or NULL. */
+PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, struct plan *p, int device, const char *folder);
 
 /* The plan of a Plan, borrowed; NULL: it is for a GPU. */
 const struct plan *plan_for_cpu(PyObject *plan_object);

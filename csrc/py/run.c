@@ -1,5 +1,6 @@
 /* run.c -- forward and backward of _core.Plan, over memory that Python owns. */
 #include "core/torch_lib.h"
+#include "cuda/host/pinned.h"
 #include "cuda/host/redzones.h"
 #include "py/plan.h"
 
@@ -69,6 +70,19 @@ typedef struct gpu_way {
     unsigned long long seed;   /* address of the run's seed there, or 0 */
 } gpu_way;
 
+/* What lies in the arena is another's once the run's stream is done, even after an error: copies must be over by then. A
+ * CUDA graph would hold one stream alone. */
+static status run_with_copies(ctx *c, const plan *p, int from, int to, const run *r, const cuda_run *where) {
+    const status s = exec_run(c, p, from, to, r);
+    ctx aside;
+    status waited;
+
+    ctx_init(&aside);
+    waited = pinned_wait(s == OK ? c : &aside, where);
+    ctx_release(&aside);
+    return s != OK ? s : waited;
+}
+
 static status run_on_gpu(ctx *c, const plan_object *self, gpu_way way, run *r, int from, int to, bool *is_captured) {
     cuda_run where;
     status s;
@@ -79,6 +93,7 @@ static status run_on_gpu(ctx *c, const plan_object *self, gpu_way way, run *r, i
     r->cuda = &where;
     if ((s = cuda_is_captured(c, &where, is_captured)) != OK) return cuda_end(c, &where, s);
     if (self->p->red_zone) return cuda_end(c, &where, redzones_run(c, self->p, from, to, r, &where));
+    if (r->room) return cuda_end(c, &where, run_with_copies(c, self->p, from, to, r, &where));
     const bool whole = way.graphs && self->graphs && !r->seconds && !way.seed && !*is_captured;
     return cuda_end(c, &where,
                     whole ? replay_run(c, self->graphs, self->p, from, to, r, &where)
@@ -130,16 +145,18 @@ const char plan_forward_doc[] =
     "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, math_mode=0, graphs=False,\n"
     "seed_at=0): fills outputs and writes.\n\n"
     "host: runs the nodes of Python's, if there are any (ortmodule/host/host_node.py).\n"
+    "room, by name: of take_room(), for a plan with offload_bytes.\n"
     "stream: of a plan for a GPU, the handle of the stream that the work is put into; math_mode: what torch\n"
     "lets kernels do, added up, 1: TF32 in products, 2: in convolutions, 4: only the same bits in every run;\n"
     "graphs: whether the work may be recorded, and started as a whole where memory is what it was; seed_at:\n"
     "where the seed lies on the GPU, if not 0: `seed` is not read then. Where the stream is captured by the\n"
     "caller the work becomes part of that graph.";
 
-PyObject *plan_forward(PyObject *object, PyObject *args) {
+PyObject *plan_forward(PyObject *object, PyObject *args, PyObject *kwargs) {
+    char *names[] = {"", "", "", "", "", "", "", "", "", "", "room", NULL};
     plan_object *self = (plan_object *)object;
     const plan *p = self->p;
-    PyObject *memory, *inputs, *outputs, *writes, *object_of_host = NULL, *result = NULL;
+    PyObject *memory, *inputs, *outputs, *writes, *object_of_host = NULL, *room = NULL, *result = NULL;
     addresses in = {0}, out = {0}, written = {0};
     value *write_values[64];
     unsigned long long seed;
@@ -149,10 +166,10 @@ PyObject *plan_forward(PyObject *object, PyObject *args) {
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOK|OKipK:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host,
-                          &way.stream, &way.math, &way.graphs, &way.seed))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOK|OKipK$O:forward", names, &memory, &inputs, &outputs, &writes,
+                                     &seed, &object_of_host, &way.stream, &way.math, &way.graphs, &way.seed, &room))
         return NULL;
-    if (check_stream(self, args, 6) < 0) return NULL;
+    if (check_stream(self, args, 6) < 0 || plan_room(self, room, &r.room) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);
     value **targets = p->n_writes > 64 ? calloc((size_t)p->n_writes, sizeof *targets) : write_values;
     if (!targets) return PyErr_NoMemory();
@@ -178,7 +195,7 @@ PyObject *plan_forward(PyObject *object, PyObject *args) {
 const char plan_backward_doc[] =
     "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None, stream=0,\n"
     "math_mode=0, graphs=False, seed_at=0): fills input_grads.\n\n"
-    "arena, inputs, outputs, seed, host: those of the forward. Entries that the plan does not read may be None.";
+    "arena, inputs, outputs, seed, host, room: those of the forward. Entries that the plan does not read may be None.";
 
 /* Of the tensors that backward is given only those it uses are looked at: the caller may have dropped the rest. */
 typedef struct given {
@@ -222,11 +239,13 @@ static int find_used(const plan *p, int from, int to, given *of) {
 }
 
 /* Instructions [from, to) of backward. */
-static PyObject *run_backward(plan_object *self, PyObject *args, int from, int to) {
+static PyObject *run_backward(plan_object *self, PyObject *args, PyObject *kwargs, int from, int to) {
+    char *names[] = {"", "", "", "", "", "", "", "", "", "", "", "room", NULL};
     const plan *p = self->p;
     const graph *g = p->g;
     const bool whole = from == p->n_forward && to == p->n_code;
-    PyObject *memory, *inputs, *outputs, *output_grads, *input_grads, *object_of_host = NULL, *result = NULL;
+    PyObject *memory, *inputs, *outputs, *output_grads, *input_grads, *object_of_host = NULL, *room = NULL;
+    PyObject *result = NULL;
     given of[PLACES] = {0};
     unsigned long long seed;
     gpu_way way = {0};
@@ -234,10 +253,11 @@ static PyObject *run_backward(plan_object *self, PyObject *args, int from, int t
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOOK|OKipK:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
-                          &object_of_host, &way.stream, &way.math, &way.graphs, &way.seed))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOK|OKipK$O:backward", names, &memory, &inputs, &outputs,
+                                     &output_grads, &input_grads, &seed, &object_of_host, &way.stream, &way.math,
+                                     &way.graphs, &way.seed, &room))
         return NULL;
-    if (check_stream(self, args, 7) < 0) return NULL;
+    if (check_stream(self, args, 7) < 0 || plan_room(self, room, &r.room) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);
     if (!g->input_grads) {
         PyErr_SetString(PyExc_RuntimeError, "this plan is for inference: it has no backward");
@@ -261,16 +281,16 @@ static PyObject *run_backward(plan_object *self, PyObject *args, int from, int t
     return result;
 }
 
-PyObject *plan_backward(PyObject *object, PyObject *args) {
+PyObject *plan_backward(PyObject *object, PyObject *args, PyObject *kwargs) {
     plan_object *self = (plan_object *)object;
-    return run_backward(self, args, self->p->n_forward, self->p->n_code);
+    return run_backward(self, args, kwargs, self->p->n_forward, self->p->n_code);
 }
 
 const char plan_backward_part_doc[] =
     "backward_part(first, last, ...): instructions [first, last) of backward, after all before them; the\n"
     "rest as in backward. Entries that these instructions do not use may be None.";
 
-PyObject *plan_backward_part(PyObject *object, PyObject *args) {
+PyObject *plan_backward_part(PyObject *object, PyObject *args, PyObject *kwargs) {
     plan_object *self = (plan_object *)object;
     PyObject *range = PyTuple_GetSlice(args, 0, 2), *rest = PyTuple_GetSlice(args, 2, PyTuple_Size(args));
     PyObject *result = NULL;
@@ -278,7 +298,7 @@ PyObject *plan_backward_part(PyObject *object, PyObject *args) {
 
     if (range && rest && PyArg_ParseTuple(range, "ii:backward_part", &first, &last)) {
         if (self->p->n_forward <= first && first <= last && last <= self->p->n_code)
-            result = run_backward(self, rest, first, last);
+            result = run_backward(self, rest, kwargs, first, last);
         else PyErr_Format(PyExc_ValueError, "backward is [%d, %d)", self->p->n_forward, self->p->n_code);
     }
     Py_XDECREF(range);

@@ -265,6 +265,18 @@ class Config:
         "workspace (not the optimizer's states). Backward computes again what it has to for that, the least work "
         "first; MemoryError, with the least that can be reached, where that is more. 0: no limit",
     )
+    memory_offload: bool = _setting(
+        FLAG, False,
+        "activations may wait for backward outside of the memory that a step takes: on the CPU in a file, on a GPU in "
+        "pinned memory of the host, with copies beside computation and without CUDA graphs. Of what `MEMORY_BUDGET` "
+        "and `MEMORY_OPT_LEVEL=2` take each goes the way that costs less time; without both all go there that lower "
+        "the peak, and nothing is computed again. No effect at level 1",
+    )
+    memory_offload_path: str = _setting(
+        FOLDER, "",
+        "the folder of that file, which has no name and is gone with the process; the folder for temporary files if "
+        "empty",
+    )
     memory_opt_config: str = _setting(
         CLUSTERS, "",
         "what backward computes again, beside what `MEMORY_BUDGET` takes: a list of `<cluster>:<strategy>:<count>` "

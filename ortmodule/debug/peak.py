@@ -52,7 +52,8 @@ class Peak:
     workspace: int  #: scratch memory of kernels, and gaps between blocks
     optimizer: int  #: states of the optimizer
     recomputed: int = 0  #: values that backward computes again
-    extra_work: float = 0.0  #: by which share that adds to the work of a step, estimated
+    extra_work: float = 0.0  #: by which share that, and what is offloaded, adds to the work of a step, estimated
+    offloaded: int = 0  #: bytes in a file, or on a GPU in memory of the host, beside all of these (``total``)
     tensors: list[HeldTensor] = field(default_factory=list, repr=False)  #: all of it, the largest first
 
     @property
@@ -70,6 +71,8 @@ class Peak:
         lines += [f"{part:<13}{in_units(getattr(self, part))}" for part in parts]
         if self.recomputed:
             lines.append(f"recomputed   {self.recomputed} values, {100 * self.extra_work:.1f} % more work")
+        if self.offloaded:
+            lines.append(f"offloaded    {in_units(self.offloaded)} more, {100 * self.extra_work:.1f} % more work")
         lines += [f"  {tensor}" for tensor in self.tensors[:MOST_LISTED]]
         if len(self.tensors) > MOST_LISTED:
             rest = sum(tensor.bytes for tensor in self.tensors[MOST_LISTED:])
@@ -121,6 +124,7 @@ def peak_of(
         sums["optimizer"],
         recomputed,
         extra,
+        plan.offload_bytes,
         [tensor for tensor in held if tensor.bytes],
     )
 

@@ -157,7 +157,9 @@ def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
 class Run:
     """One forward. ``outputs``: tensors of their own; ``writes``: {input index: its new contents}."""
 
-    __slots__ = ("plan", "inputs", "outputs", "writes", "seed", "seed_there", "calls", "gpu", "graphs", "_arena")
+    __slots__ = (
+        "plan", "inputs", "outputs", "writes", "seed", "seed_there", "calls", "gpu", "graphs", "room", "_arena",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -175,6 +177,10 @@ class Run:
         graph it is made here: torch's generator gives another number in each replay."""
         self.plan, self.inputs, self.seed, self.calls, self.graphs = plan, inputs, seed, calls, graphs
         self.gpu = gpu = gpu_of(inputs) if gpu is OF_INPUTS else gpu
+        if plan.offload_bytes:
+            _refuse_in_capture(gpu, "no activations can be offloaded, and ORTMODULE_MEMORY_OFFLOAD is set")
+        #: Where activations wait for backward that are offloaded.
+        self.room = plan.take_room() if plan.offload_bytes else None
         if calls is not None:
             calls.device = gpu
         self.writes: dict[int, torch.Tensor] = {}
@@ -195,9 +201,11 @@ class Run:
         for index, spec in plan.writes:
             self.writes[index] = _empty(spec, gpu)
         try:
-            plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *how)
+            plan.forward(
+                self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *how, room=self.room
+            )
         except BaseException:
-            self._arena = None
+            self._arena = self.room = None
             raise
         if not plan.differentiates:
             self._arena = None
@@ -249,9 +257,10 @@ class Run:
                 self.seed,
                 self.calls,
                 *(() if gpu is None else self.how()),
+                room=self.room,
             )
         except Mismatch:
-            self._arena = None
+            self._arena = self.room = None
             raise
         except BaseException:
             self.release()
@@ -267,8 +276,11 @@ class Run:
         return () if self.gpu is None else _how(stream_of(self.gpu), self.graphs, self.seed_there)
 
     def release(self) -> None:
-        """Lets the arena go: the engine keeps its memory for the next run. No backward can follow."""
+        """Lets the arena go, and what was offloaded: the engine keeps both for the next run. No backward can follow."""
         self._arena = None
+        if self.room is not None:
+            self.plan.give_room(self.room)
+            self.room = None
         if self.calls is not None:
             self.calls.release()
 
@@ -281,8 +293,9 @@ class Backward:
         self._run = run
         self._arena, self._output_grads = run.begin(output_grads, keep)
         self.grads: list[torch.Tensor | None] = [None] * len(run.plan.reads_input)
-        self._how = run.how()
+        self._how, self._room, self._keeps = run.how(), run.room, keep
         if not keep:
+            run.room = None  # it is given back behind the last segment
             run.release()
 
     def run(
@@ -294,8 +307,12 @@ class Backward:
         for i, spec in new:
             self.grads[i] = _empty(spec, run.gpu)
         run.plan.backward_part(
-            first, last, self._arena, inputs, outputs, self._output_grads, self.grads, run.seed, None, *self._how
-        )
+            first, last, self._arena, inputs, outputs, self._output_grads, self.grads, run.seed, None, *self._how,
+            room=self._room,
+        )  # fmt: skip
+        if self._room is not None and not self._keeps and last == sum(run.plan.nodes):
+            run.plan.give_room(self._room)
+            self._room = None
 
 
 def run_planned(
@@ -334,12 +351,15 @@ def run_planned(
 class MemoryGoal(NamedTuple):
     """What a step may take. ``level``: of recomputation, as ``Config.memory_opt_level``; ``budget``: bytes, 0: any;
     ``beside``: bytes of the module that no plan is given, which the budget counts. ``clusters``: (cluster, strategy,
-    count) of each that backward computes again in any case; unless it is None, plans list their clusters."""
+    count) of each that backward computes again in any case; unless it is None, plans list their clusters.
+    ``offload``: a folder for activations that are offloaded where that costs less than to compute them again; without a
+    budget or a level 2, all that lower the peak."""
 
     level: int
     budget: int
     beside: int = 0
     clusters: tuple[tuple[str, int, int], ...] | None = None
+    offload: str | None = None
 
     def of(self, names: Sequence[str], specs: Sequence[Spec], needs_grad: Sequence[bool]) -> tuple[int, int]:
         """Two arguments of ``Model.plan``, for inputs of these names. MemoryError where nothing is left for a step."""
@@ -482,14 +502,14 @@ class Session:
         device = -1 if gpu is None else gpu.index or 0
         goal = (0, 0) if of[2] is None else memory.of(self.inputs, *of[:2])
         given = *of, self.disabled, sizes, calls, self.padding_unseen, device, *goal, any_size, memory.clusters
-        plan = self._plan_with_triton(given, gpu)
+        plan = self._plan_with_triton(given, None if of[2] is None else memory.offload, gpu)
         if gpu is None:
             return plan
         if plan.constant_bytes:
             plan.keep(aligned_bytes(plan.constant_bytes, gpu), stream_of(gpu))
         return plan
 
-    def _plan_with_triton(self, given: tuple[Any, ...], gpu: torch.device | None) -> _core.Plan:
+    def _plan_with_triton(self, given: tuple[Any, ...], offload: str | None, gpu: torch.device | None) -> _core.Plan:
         """The plan, with Triton kernels where they are asked for and can be made."""
         if self.triton is not None and (reason := maker.refusal(gpu)):
             warn_once(f"ORTMODULE_USE_TRITON has no effect: {reason}; the engine's own kernels run instead")
@@ -499,14 +519,14 @@ class Session:
             asked = [*given, self.triton.rules]
             asked[3] = self.disabled | sum(_core.passes()[name] & ~self.disabled for name in PASSES_OFF)
             try:
-                plan = self.model.plan(*asked)
+                plan = self.model.plan(*asked, offload=offload)
             except TritonError as error:
                 warn_once(f"ORTMODULE_USE_TRITON: {error}; the engine's own kernels run instead")
                 self.triton = None
             else:
                 self.triton.save(plan)
                 return plan
-        return self.model.plan(*given)
+        return self.model.plan(*given, offload=offload)
 
     def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> Callable[[], Any]:
         """Runs a plan that is a ``prologue``. The result says the next size that data decides; on a GPU it waits for

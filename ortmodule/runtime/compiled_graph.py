@@ -8,6 +8,7 @@ expects them. Parameters are inputs of the autograd node, so hooks on them, `tor
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from ortmodule.core import devices, pytree, pytree_tokens
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine
-from ortmodule.core.logger import LOGGER
+from ortmodule.core.logger import LOGGER, warn_once
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM
 from ortmodule.core.setting_types import wishes_of
@@ -45,6 +46,7 @@ from ortmodule.runtime.shared_memory import overlap, put
 from ortmodule.triton_kernels.use import TritonUse
 
 _NO_RESULT = torch.empty(0)
+LAYERS_AGAIN = 1  # the level of recomputation that chooses by layers
 #: The structure of a result that is one tensor, with nothing that forward puts into attributes.
 _ONE_TENSOR = pytree.flatten((torch.empty(0), []), results=True)[1]
 
@@ -136,7 +138,7 @@ class CompiledGraph:
         self.origin = self  # the one that stands among the graphs of its key
         self.lengths: Lengths | None = None  # the graphs of other lengths of its loop
         off, unseen, model = config.passes_off, config.padding_unseen, capture.model.SerializeToString()
-        memory = MemoryGoal(config.memory_opt_level, config.memory_budget, clusters=_clusters(config))
+        memory = MemoryGoal(config.memory_opt_level, config.memory_budget, 0, _clusters(config), _offload(config))
         graphs, triton = config.enable_cuda_graphs, TritonUse.of(config)
         self.session = Session(model, off, trace.nodes, unseen, graphs, tuning, memory, triton)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
@@ -565,6 +567,14 @@ def _clusters(config: Config) -> tuple[tuple[str, int, int], ...] | None:
     if config.memory_opt_config and not config.memory_opt_level:
         return wishes_of(config.memory_opt_config)
     return () if LOGGER.isEnabledFor(logging.INFO) else None
+
+
+def _offload(config: Config) -> str | None:
+    """As MemoryGoal has it."""
+    if config.memory_offload and config.memory_opt_level == LAYERS_AGAIN:
+        warn_once("MEMORY_OFFLOAD has no effect at MEMORY_OPT_LEVEL=1: layers are computed again, nothing is offloaded")
+        return None
+    return (config.memory_offload_path or tempfile.gettempdir()) if config.memory_offload else None
 
 
 def _bytes_beside(tree: Tree, feeds: Sequence[int | Slot]) -> int:

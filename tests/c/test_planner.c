@@ -71,6 +71,14 @@ static uint64_t hash_of_given(const value *v) {
     return v->data ? hash_mix(2, *(const uint32_t *)v->data) : hash_mix(1, (uint64_t)(v->input + 1));
 }
 
+static bool is_move(const node *n) { return strcmp(n->op->name, "Offload") == 0 || strcmp(n->op->name, "Reload") == 0; }
+
+/* Of the value that it writes out or reads back; they agree on the place. */
+static uint64_t of_moved(const node *n, const uint64_t *of) {
+    if (n->in[0]->def && is_move(n->in[0]->def)) CHECK(node_int(n, "offset") == node_int(n->in[0]->def, "offset"));
+    return of[n->in[0]->id];
+}
+
 /* A hash of the expression behind every gradient: the operators, and what they read. */
 static void hash_gradients(ctx *c, const graph *g, uint64_t out[STREAMS]) {
     uint64_t *of;
@@ -80,7 +88,7 @@ static void hash_gradients(ctx *c, const graph *g, uint64_t out[STREAMS]) {
         uint64_t h = (uint64_t)(uintptr_t)n->op;
         for (int i = 0; i < n->n_in; i++)
             if (n->in[i]) h = hash_mix(h, n->in[i]->def ? of[n->in[i]->id] : hash_of_given(n->in[i]));
-        for (int i = 0; i < n->n_out; i++) of[n->out[i]->id] = hash_mix(h, (uint64_t)i);
+        for (int i = 0; i < n->n_out; i++) of[n->out[i]->id] = is_move(n) ? of_moved(n, of) : hash_mix(h, (uint64_t)i);
     }
     for (int k = 0; k < STREAMS; k++) out[k] = of[g->input_grads[k]->id];
 }
@@ -118,8 +126,8 @@ TEST(random_graphs_have_plans_without_overlap) {
     }
 }
 
-/* A graph that computes again what brings its peak to `target`: the same gradients, in a plan without overlap. */
-static recompute_result planned_to(uint64_t seed, int64_t target) {
+/* A graph that computes again, or offloads, what is requested: the same gradients, in a plan without overlap. */
+static recompute_result planned_to(uint64_t seed, const recompute_request *request) {
     uint64_t stored[STREAMS], again[STREAMS];
     recompute_result r;
     graph *g;
@@ -128,7 +136,7 @@ static recompute_result planned_to(uint64_t seed, int64_t target) {
     ctx_init(&c);
     g = random_graph(&c, seed);
     hash_gradients(&c, g, stored);
-    CHECK_OK(&c, recompute(g, &(recompute_request){.goal = RECOMPUTE_TO, .target = target}, &r));
+    CHECK_OK(&c, recompute(g, request, &r));
     CHECK_OK(&c, graph_verify(g));
     hash_gradients(&c, g, again);
     CHECK(memcmp(stored, again, sizeof stored) == 0);
@@ -137,23 +145,39 @@ static recompute_result planned_to(uint64_t seed, int64_t target) {
     return r;
 }
 
-TEST(recomputed_values_are_equal_and_sweeps_are_monotonic) {
+static void check_sweeps(recompute_request request, int least_again) {
     int again = 0;
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
-        const recompute_result least = planned_to(seed, 0);
+        request.target = 0;
+        const recompute_result least = planned_to(seed, &request);
         int64_t peak = INT64_MAX;
         double cost = 0;
         for (int k = TARGETS; k >= 0; k--) {
-            const int64_t target = least.before * k / TARGETS;
-            const recompute_result r = planned_to(seed, target);
+            const int64_t target = request.target = least.before * k / TARGETS;
+            const recompute_result r = planned_to(seed, &request);
             CHECK(r.before == least.before && r.after >= least.after);
             CHECK(r.after <= target || (target < least.after && r.after == least.after)); /* the least, and no more */
             CHECK(r.after <= peak && r.cost >= cost && r.cost <= least.cost);
-            CHECK((r.count == 0) == (r.cost == 0));
+            CHECK((r.count + r.n_offloaded == 0) == (r.cost == 0));
             peak = r.after;
             cost = r.cost;
         }
-        again += least.count;
+        again += least.count + least.n_offloaded;
     }
-    CHECK(again > 3 * SEEDS);
+    CHECK(again > least_again);
+}
+
+TEST(recomputed_values_are_equal_and_sweeps_are_monotonic) {
+    check_sweeps((recompute_request){.goal = RECOMPUTE_TO}, 3 * SEEDS);
+}
+
+TEST(offloaded_values_are_equal_and_sweeps_are_monotonic) {
+    check_sweeps((recompute_request){.goal = RECOMPUTE_TO, .offload = true}, 3 * SEEDS);
+}
+
+TEST(all_that_lowers_the_peak_may_be_offloaded) {
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        const recompute_result r = planned_to(seed, &(recompute_request){.goal = OFFLOAD_ALL});
+        CHECK(r.count == 0 && r.n_offloaded > 0 && r.after < r.before);
+    }
 }

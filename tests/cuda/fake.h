@@ -33,4 +33,11 @@ EXPORT void fake_poison(void);
 /* Whether this thread is capturing, when it may not wait and not allocate. */
 EXPORT int fake_capturing(void);
 
+/* Copies on streams beside the default one: gives one to such a stream; how many were given; makes the first `count`. */
+EXPORT int fake_copy_beside(void *stream, void *to, const void *from, unsigned long bytes);
+EXPORT int fake_beside(void);
+EXPORT void fake_make_beside(int count);
+/* Whether it is a stream that was made. */
+EXPORT int fake_is_stream(const void *stream);
+
 #endif

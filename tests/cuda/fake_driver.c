@@ -375,7 +375,8 @@ EXPORT int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *
 EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
     ENTER();
     NEED_CONTEXT();
-    if (!to || !from || stream) return complain(INVALID_VALUE, "memory to copy");
+    if (stream) return fake_copy_beside(stream, (void *)(uintptr_t)to, from, bytes);
+    if (!to || !from) return complain(INVALID_VALUE, "memory to copy");
     if (fake_capturing()) return complain(INVALID_VALUE, "memory of the host is copied during a capture");
     memcpy((void *)(uintptr_t)to, from, bytes);
     return SUCCESS;

@@ -26,6 +26,7 @@ typedef struct event {
     int kind, recorded;
     int timed;
     int copies, work; /* before it */
+    int beside;       /* copies before it, of another stream than the default one */
     double at;
 } event;
 
@@ -76,6 +77,7 @@ EXPORT int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *str
 EXPORT int cuEventCreate(void **out, unsigned flags);
 EXPORT int cuEventRecord(void *object, void *stream);
 EXPORT int cuEventSynchronize(void *object);
+EXPORT int cuStreamWaitEvent(void *stream, void *object, unsigned flags);
 EXPORT int cuEventElapsedTime(float *milliseconds, void *from, void *to);
 EXPORT int cuEventDestroy_v2(void *object);
 EXPORT int cuStreamIsCapturing(void *stream, int *out);
@@ -83,7 +85,8 @@ EXPORT int cuStreamSynchronize(void *stream);
 
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
     ENTER();
-    if (!to || !from || bytes > LARGEST || stream) return complain(INVALID_VALUE, "memory to copy to the host");
+    if (stream) return fake_copy_beside(stream, to, (const void *)(uintptr_t)from, bytes);
+    if (!to || !from || bytes > LARGEST) return complain(INVALID_VALUE, "memory to copy to the host");
     (void)pthread_mutex_lock(&lock);
     if (n_coming == MOST_LATE) deliver(copies);
     late *l = &coming[n_coming++];
@@ -110,7 +113,9 @@ int cuEventRecord(void *object, void *stream) {
     event *e = object;
 
     ENTER();
-    if (!e || e->kind != EVENT || stream) return complain(INVALID_HANDLE, "an event is recorded");
+    if (!e || e->kind != EVENT || (stream && !fake_is_stream(stream)))
+        return complain(INVALID_HANDLE, "an event is recorded");
+    e->beside = stream ? fake_beside() : 0;
     e->recorded = 1;
     e->copies = copies;
     e->work = fake_given();
@@ -124,6 +129,17 @@ int cuEventSynchronize(void *object) {
     ENTER();
     if (!e || e->kind != EVENT || !e->recorded) return complain(INVALID_HANDLE, "an event that was not recorded");
     wait_for(e->copies, e->work);
+    return SUCCESS;
+}
+
+/* What the default stream was given is done: others wait for nothing. */
+int cuStreamWaitEvent(void *stream, void *object, unsigned flags) {
+    const event *e = object;
+
+    ENTER();
+    if (flags || !e || e->kind != EVENT || !e->recorded || (stream && !fake_is_stream(stream)))
+        return complain(INVALID_HANDLE, "a stream waits for an event");
+    if (!stream) fake_make_beside(e->beside);
     return SUCCESS;
 }
 
@@ -158,7 +174,8 @@ int cuEventDestroy_v2(void *object) {
 
 int cuStreamSynchronize(void *stream) {
     ENTER();
-    if (stream) return complain(INVALID_HANDLE, "a stream that there is not");
+    if (stream && !fake_is_stream(stream)) return complain(INVALID_HANDLE, "a stream that there is not");
+    if (stream) return fake_make_beside(fake_beside()), SUCCESS;
     wait_for(copies, fake_given());
     return SUCCESS;
 }

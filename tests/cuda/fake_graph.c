@@ -95,6 +95,8 @@ static int give_back(thing *t, kind of, const char *what) {
     return SUCCESS;
 }
 
+int fake_is_stream(const void *stream) { return stream && ((const thing *)stream)->kind == STREAM; }
+
 void fake_poison(void) { poisoned = capturing != NULL; }
 
 EXPORT void fake_user_capture(int on);

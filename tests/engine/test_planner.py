@@ -1,4 +1,4 @@
-"""What backward computes again, on small random steps, beside the optimum of an exact solver and a bound."""
+"""What backward computes again, or gets back, on small random steps, beside an exact solver's optimum and a bound."""
 
 import random
 
@@ -35,7 +35,13 @@ class Problem:
 
     def chosen(self, target):
         values = [(count, v in self.held) for v, count in enumerate(self.bytes)]
-        return _core.recompute(self.steps, values, FORWARD, target)
+        return _core.recompute(self.steps, values, FORWARD, target)[:5]
+
+    def moved(self, target, moving):
+        """Of the choice that may offload, too: (again, offloaded, peak before, peak, cost, bound)."""
+        values = [(count, v in self.held) for v, count in enumerate(self.bytes)]
+        again, before, peak, cost, bound, offloaded = _core.recompute(self.steps, values, FORWARD, target, moving)
+        return again, offloaded, before, peak, cost, bound
 
 
 class Exact:
@@ -206,3 +212,57 @@ def test_no_choice_reaches_less_than_there_is():
 def test_a_problem_that_is_none(steps, values, n_forward, reason):
     with pytest.raises(ValueError, match=reason):
         _core.recompute(steps, values, n_forward, 0)
+
+
+# --- offloading -------------------------------------------------------------------------------------------------------
+
+
+def cost_of(problem, again, offloaded, moving):
+    """Of a choice: each step that backward needs once more runs once, and each value comes back once."""
+    done, cost = set(), 0.0
+
+    def bring(v):
+        nonlocal cost
+        gone = v in again or v in offloaded or v not in read
+        if v in done or v in problem.held or v > FORWARD or not gone:
+            return
+        done.add(v)
+        cost += moving[v] if v in offloaded else problem.steps[v - 1][2]
+        for u in problem.steps[v - 1][0] if v not in offloaded else ():
+            bring(u)
+
+    read = {u for operands, *_ in problem.steps[FORWARD:] for u in operands}
+    for v in read:
+        bring(v)
+    return cost
+
+
+@each("seed", SEEDS, range(4))
+def test_what_is_cheap_to_move_is_moved_and_what_is_dear_is_not(seed):
+    problem = Problem(seed)
+    count, (_, before, least, _, _) = len(problem.bytes), problem.chosen(0)
+    again, offloaded, _, lowest, cost, _ = problem.moved(0, [0.0] * count)
+    assert again == [] and offloaded and cost == 0 and lowest <= least
+    for share in (0.25, 0.6, 1):
+        target = int(before - share * (before - least))
+        assert problem.moved(target, [1e9] * count)[:2] == (problem.chosen(target)[0], [])
+        moving = [2.0 * n for n in problem.bytes]
+        again, offloaded, _, peak, cost, bound = problem.moved(target, moving)
+        assert peak <= target and bound - 1e-9 <= cost == cost_of(problem, set(again), set(offloaded), moving)
+
+
+@each("seed", SEEDS, range(4))
+def test_a_lower_target_never_costs_less(seed):
+    problem = Problem(seed)
+    moving = [1.0 + n for n in problem.bytes]
+    last = problem.moved(10**6, moving)[3], 0.0
+    for target in range(last[0], 0, -1):
+        peak, cost = problem.moved(target, moving)[3:5]
+        assert peak <= last[0] and cost >= last[1]
+        last = peak, cost
+
+
+@pytest.mark.parametrize("moving, error", [([1.0, 2.0], ValueError), (["x"], TypeError), (1, TypeError)])
+def test_costs_of_moving_that_are_none(moving, error):
+    with pytest.raises(error):
+        _core.recompute([([], [0], 1.0, 0, False)], [(4, False)], 1, 0, moving)

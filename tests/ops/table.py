@@ -62,12 +62,14 @@ def reached():
 
 #: Run by Triton's interpreter, over all cases (tests/triton_kernels).
 BY_TRITON = ("TritonChain", "TritonChainRandom")
+#: Which only the planner emits (tests/engine/test_offload.py, tests/cuda/test_offload.py).
+BY_PLANNER = ("Offload", "OffloadEnd", "Reload", "ReloadEnd")
 
 
 def untested():
     """Operators without a case; those that only GPUs have are tested with a GPU (tests/cuda)."""
     cases, _ = reached()
-    both = (r for r in registry() if (r["has_kernel"] or not r["has_cuda"]) and r["name"] not in BY_TRITON)
+    both = (r for r in registry() if (r["has_kernel"] or not r["has_cuda"]) and r["name"] not in BY_TRITON + BY_PLANNER)
     return sorted(f"{r['name']} (since {r['since']})" for r in both if not cases[r["name"], r["since"]])
 
 

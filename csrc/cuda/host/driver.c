@@ -1,8 +1,8 @@
-/* driver.c -- the one place that calls the driver. */
+/* driver.c -- calls the driver: devices, kernels, numbers, time, graphs. */
 #include "cuda/host/driver.h"
 
+#include "cuda/host/functions.h"
 #include "cuda/host/image.h"
-#include "cuda/host/library.h"
 #include "cuda/host/named.h"
 
 #include <inttypes.h>
@@ -12,83 +12,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- entry points ------------------------------------------------------------------------------------------------- */
-
-/* Why an executable graph was not updated. */
-typedef struct update_result {
-    int result;
-    void *node, *from;
-} update_result;
-
-/* Name of the symbol, parameters; every one returns a CUresult. */
-#define DRIVER_FUNCTIONS(F)                                                                                            \
-    F(cuInit, (unsigned flags))                                                                                        \
-    F(cuGetErrorString, (int result, const char **out))                                                                \
-    F(cuDeviceGetCount, (int *out))                                                                                    \
-    F(cuDeviceGet, (int *out, int ordinal))                                                                            \
-    F(cuDeviceGetName, (char *out, int length, int device))                                                            \
-    F(cuDeviceGetAttribute, (int *out, int attribute, int device))                                                     \
-    F(cuDevicePrimaryCtxRetain, (void **out, int device))                                                              \
-    F(cuDevicePrimaryCtxRelease_v2, (int device))                                                                      \
-    F(cuCtxGetCurrent, (void **out))                                                                                   \
-    F(cuCtxSetCurrent, (void *context))                                                                                \
-    F(cuLibraryLoadData, (void **out, const void *image, void *jit_options, void **jit_values, unsigned n_jit,         \
-                          void *options, void **values, unsigned n))                                                   \
-    F(cuLibraryUnload, (void *library))                                                                                \
-    F(cuLibraryGetKernel, (void **out, void *library, const char *name))                                               \
-    F(cuKernelSetAttribute, (int attribute, int value, void *kernel, int device))                                      \
-    F(cuLaunchKernel,                                                                                                  \
-      (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,          \
-       unsigned block_z, unsigned shared, void *stream, void **parameters, void **extra))                              \
-    F(cuMemHostAlloc, (void **out, size_t bytes, unsigned flags))                                                      \
-    F(cuMemFreeHost, (void *memory))                                                                                   \
-    F(cuMemHostGetDevicePointer_v2, (uint64_t *out, void *memory, unsigned flags))                                     \
-    F(cuMemsetD8Async, (uint64_t memory, unsigned char value, size_t count, void *stream))                             \
-    F(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void *stream))                                  \
-    F(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream))                               \
-    F(cuMemsetD32Async, (uint64_t memory, unsigned value, size_t count, void *stream))                                 \
-    F(cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t bytes, void *stream))                                     \
-    F(cuStreamSynchronize, (void *stream))                                                                             \
-    F(cuStreamIsCapturing, (void *stream, int *out))                                                                   \
-    F(cuEventCreate, (void **out, unsigned flags))                                                                     \
-    F(cuEventRecord, (void *event, void *stream))                                                                      \
-    F(cuEventSynchronize, (void *event))                                                                               \
-    F(cuEventElapsedTime, (float *milliseconds, void *from, void *to))                                                 \
-    F(cuEventDestroy_v2, (void *event))                                                                                \
-    F(cuStreamCreate, (void **out, unsigned flags))                                                                    \
-    F(cuStreamBeginCapture_v2, (void *stream, int mode))                                                               \
-    F(cuStreamEndCapture, (void *stream, void **graph))                                                                \
-    F(cuGraphDestroy, (void *graph))                                                                                   \
-    F(cuGraphInstantiateWithFlags, (void **out, void *graph, unsigned long long flags))                                \
-    F(cuGraphExecUpdate_v2, (void *executable, void *graph, update_result *out))                                       \
-    F(cuGraphExecDestroy, (void *executable))                                                                          \
-    F(cuGraphLaunch, (void *executable, void *stream))
-
-typedef struct driver_functions {
-    DRIVER_FUNCTIONS(ENTRY_MEMBER)
-} driver_functions;
-static driver_functions driver;
-static bool is_loaded;
-
 enum { CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_FOUND = 500, CUDA_CAPTURE_IMPLICIT = 906 };
 enum { DYNAMIC_SHARED_BYTES = 8, SHARED_BY_DEFAULT = 48 << 10 };
-enum { HOST_ALLOC_PORTABLE = 1, HOST_ALLOC_MAPPED = 2 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
-enum { STREAM_NON_BLOCKING = 1, CAPTURE_THREAD_LOCAL = 1, EVENT_WITHOUT_TIME = 2 };
+enum { CAPTURE_THREAD_LOCAL = 1 };
 
 /* --- errors ------------------------------------------------------------------------------------------------------- */
 
-static status refuse(ctx *c, int result, const char *what) {
+driver_functions cuda_driver;
+static bool is_loaded;
+
+status cuda_refuse(ctx *c, int result, const char *what) {
     const char *text = NULL;
-    if (!driver.cuGetErrorString || driver.cuGetErrorString(result, &text) != 0 || !text) text = "unknown error";
+    if (!cuda_driver.cuGetErrorString || cuda_driver.cuGetErrorString(result, &text) != 0 || !text)
+        text = "unknown error";
     return fail(c, result == CUDA_OUT_OF_MEMORY ? E_NOMEM : E_RUNTIME, "CUDA error %d in %s: %s", result, what, text);
 }
-
-#define CALL(c, name, ...)                                                                                             \
-    do {                                                                                                               \
-        int result_ = driver.name(__VA_ARGS__);                                                                        \
-        if (result_ != 0) return refuse((c), result_, #name);                                                          \
-    } while (0)
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
 
@@ -114,7 +53,8 @@ static status load_driver(ctx *c) {
     };
 
     if (is_loaded) return OK;
-    TRY(library_open(c, "NVIDIA driver", sonames, rows, sizeof rows / sizeof rows[0], &driver, sizeof driver));
+    TRY(library_open(c, "NVIDIA driver", sonames, rows, sizeof rows / sizeof rows[0], &cuda_driver,
+                     sizeof cuda_driver));
     is_loaded = true;
     return OK;
 }
@@ -166,10 +106,10 @@ static status open_fault(ctx *c, device *d) {
     uint64_t there = 0;
     int result;
 
-    CALL(c, cuMemHostAlloc, &memory, sizeof *d->fault, HOST_ALLOC_PORTABLE | HOST_ALLOC_MAPPED);
-    if ((result = driver.cuMemHostGetDevicePointer_v2(&there, memory, 0)) != 0) {
-        (void)driver.cuMemFreeHost(memory);
-        return refuse(c, result, "cuMemHostGetDevicePointer");
+    CALL(c, cuMemHostAlloc, &memory, sizeof *d->fault, PINNED_MEMORY);
+    if ((result = cuda_driver.cuMemHostGetDevicePointer_v2(&there, memory, 0)) != 0) {
+        (void)cuda_driver.cuMemFreeHost(memory);
+        return cuda_refuse(c, result, "cuMemHostGetDevicePointer");
     }
     memset(memory, 0, sizeof *d->fault);
     d->fault = memory;
@@ -199,12 +139,12 @@ static status open_device(ctx *c, int index) {
     CALL(c, cuDeviceGet, &handle, index);
     CALL(c, cuCtxGetCurrent, &previous);
     CALL(c, cuDevicePrimaryCtxRetain, &d.context, handle);
-    s = (result = driver.cuCtxSetCurrent(d.context)) != 0 ? refuse(c, result, "cuCtxSetCurrent")
-                                                          : open_in_context(c, &d, handle);
-    if ((result = driver.cuCtxSetCurrent(previous)) != 0 && s == OK) s = refuse(c, result, "cuCtxSetCurrent");
+    s = (result = cuda_driver.cuCtxSetCurrent(d.context)) != 0 ? cuda_refuse(c, result, "cuCtxSetCurrent")
+                                                               : open_in_context(c, &d, handle);
+    if ((result = cuda_driver.cuCtxSetCurrent(previous)) != 0 && s == OK) s = cuda_refuse(c, result, "cuCtxSetCurrent");
     if (s != OK) {
-        if (d.fault) (void)driver.cuMemFreeHost(d.fault);
-        (void)driver.cuDevicePrimaryCtxRelease_v2(handle);
+        if (d.fault) (void)cuda_driver.cuMemFreeHost(d.fault);
+        (void)cuda_driver.cuDevicePrimaryCtxRelease_v2(handle);
         return s;
     }
     devices[index] = d;
@@ -282,10 +222,10 @@ status cuda_begin(ctx *c, int index, void *stream, cuda_run *out) {
 
 status cuda_end(ctx *c, const cuda_run *r, status s) {
     const device *d = &devices[r->device];
-    int result = r->previous == d->context ? 0 : driver.cuCtxSetCurrent(r->previous);
+    int result = r->previous == d->context ? 0 : cuda_driver.cuCtxSetCurrent(r->previous);
 
     if (s != OK) return s;
-    if (result != 0) return refuse(c, result, "cuCtxSetCurrent");
+    if (result != 0) return cuda_refuse(c, result, "cuCtxSetCurrent");
     return look(c, d);
 }
 
@@ -294,8 +234,8 @@ static status find(ctx *c, kernel *f, void **out) {
     if (*out) return OK;
     int result = CUDA_NOT_FOUND;
     for (int i = 0; i < MOST_IMAGES && libraries[i] && result == CUDA_NOT_FOUND; i++)
-        result = driver.cuLibraryGetKernel(out, libraries[i], f->name);
-    if (result != 0) return refuse(c, result, "cuLibraryGetKernel");
+        result = cuda_driver.cuLibraryGetKernel(out, libraries[i], f->name);
+    if (result != 0) return cuda_refuse(c, result, "cuLibraryGetKernel");
     atomic_store_explicit(&f->function, *out, memory_order_release);
     return OK;
 }
@@ -307,9 +247,9 @@ status cuda_load(ctx *c, const void *image, kernel *f) {
     int result;
 
     CALL(c, cuLibraryLoadData, &loaded, image, NULL, NULL, 0, NULL, NULL, 0);
-    if ((result = driver.cuLibraryGetKernel(&function, loaded, f->name)) != 0) {
-        (void)driver.cuLibraryUnload(loaded);
-        return refuse(c, result, "cuLibraryGetKernel");
+    if ((result = cuda_driver.cuLibraryGetKernel(&function, loaded, f->name)) != 0) {
+        (void)cuda_driver.cuLibraryUnload(loaded);
+        return cuda_refuse(c, result, "cuLibraryGetKernel");
     }
     atomic_store_explicit(&f->function, function, memory_order_release);
     return OK;
@@ -323,10 +263,10 @@ status cuda_launch_with(ctx *c, const call *k, kernel *f, geometry g, int shared
     if (k->cuda->dry || g.blocks == 0) return OK;
     if (shared > SHARED_BY_DEFAULT)
         CALL(c, cuKernelSetAttribute, DYNAMIC_SHARED_BYTES, shared, function, k->cuda->device);
-    result = driver.cuLaunchKernel(function, (unsigned)g.blocks, 1, 1, (unsigned)g.threads, 1, 1, (unsigned)shared,
-                                   k->cuda->stream, parameters, NULL);
+    result = cuda_driver.cuLaunchKernel(function, (unsigned)g.blocks, 1, 1, (unsigned)g.threads, 1, 1, (unsigned)shared,
+                                        k->cuda->stream, parameters, NULL);
     if (result == 0) return OK;
-    return blame(c, refuse(c, result, "cuLaunchKernel"), "starting the kernel %s", f->name);
+    return blame(c, cuda_refuse(c, result, "cuLaunchKernel"), "starting the kernel %s", f->name);
 }
 
 status cuda_launch(ctx *c, const call *k, kernel *f, geometry g, const void *args) {
@@ -378,14 +318,14 @@ static status new_number(ctx *c, int index, cuda_number **out) {
 
     if (!n) return fail(c, E_NOMEM, "no memory for a number from cuda:%d", index);
     n->device = index;
-    if ((result = driver.cuEventCreate(&n->event, EVENT_WITHOUT_TIME)) != 0) {
+    if ((result = cuda_driver.cuEventCreate(&n->event, EVENT_WITHOUT_TIME)) != 0) {
         free(n);
-        return refuse(c, result, "cuEventCreate");
+        return cuda_refuse(c, result, "cuEventCreate");
     }
-    if ((result = driver.cuMemHostAlloc(&here, sizeof *n->here, HOST_ALLOC_PORTABLE | HOST_ALLOC_MAPPED)) != 0) {
-        (void)driver.cuEventDestroy_v2(n->event);
+    if ((result = cuda_driver.cuMemHostAlloc(&here, sizeof *n->here, PINNED_MEMORY)) != 0) {
+        (void)cuda_driver.cuEventDestroy_v2(n->event);
         free(n);
-        return refuse(c, result, "cuMemHostAlloc");
+        return cuda_refuse(c, result, "cuMemHostAlloc");
     }
     n->here = here;
     *out = n;
@@ -407,14 +347,14 @@ status cuda_number_read(ctx *c, const cuda_run *r, const void *from, cuda_number
     if ((n = unused[r->device])) unused[r->device] = n->next;
     (void)pthread_mutex_unlock(&lock);
     if (!n) TRY(new_number(c, r->device, &n));
-    if ((result = driver.cuMemcpyDtoHAsync_v2(n->here, (uintptr_t)from, sizeof *n->here, r->stream)) != 0) {
+    if ((result = cuda_driver.cuMemcpyDtoHAsync_v2(n->here, (uintptr_t)from, sizeof *n->here, r->stream)) != 0) {
         put_back(n);
-        return refuse(c, result, "cuMemcpyDtoHAsync");
+        return cuda_refuse(c, result, "cuMemcpyDtoHAsync");
     }
-    if ((result = driver.cuEventRecord(n->event, r->stream)) != 0) {
-        (void)driver.cuStreamSynchronize(r->stream);
+    if ((result = cuda_driver.cuEventRecord(n->event, r->stream)) != 0) {
+        (void)cuda_driver.cuStreamSynchronize(r->stream);
         put_back(n);
-        return refuse(c, result, "cuEventRecord");
+        return cuda_refuse(c, result, "cuEventRecord");
     }
     n->coming = true;
     *out = n;
@@ -432,10 +372,10 @@ void cuda_number_free(cuda_number *n) {
     void *previous = NULL;
 
     if (!n || atomic_load(&is_forked)) return;
-    if (n->coming && driver.cuCtxGetCurrent(&previous) == 0) {
-        (void)driver.cuCtxSetCurrent(devices[n->device].context);
-        n->coming = driver.cuEventSynchronize(n->event) != 0;
-        (void)driver.cuCtxSetCurrent(previous);
+    if (n->coming && cuda_driver.cuCtxGetCurrent(&previous) == 0) {
+        (void)cuda_driver.cuCtxSetCurrent(devices[n->device].context);
+        n->coming = cuda_driver.cuEventSynchronize(n->event) != 0;
+        (void)cuda_driver.cuCtxSetCurrent(previous);
     }
     if (!n->coming) put_back(n); /* otherwise its memory may be written any time: it is not used again */
 }
@@ -456,23 +396,23 @@ static status between(ctx *c, const cuda_run *r, cuda_work *work, void *arg, voi
 
 status cuda_seconds(ctx *c, const cuda_run *r, cuda_work *work, void *arg, double *seconds) {
     void *mark[2] = {NULL, NULL};
-    int result = driver.cuEventCreate(&mark[0], 0);
+    int result = cuda_driver.cuEventCreate(&mark[0], 0);
     status s;
 
-    if (result == 0) result = driver.cuEventCreate(&mark[1], 0);
-    s = result == 0 ? between(c, r, work, arg, mark, seconds) : refuse(c, result, "cuEventCreate");
+    if (result == 0) result = cuda_driver.cuEventCreate(&mark[1], 0);
+    s = result == 0 ? between(c, r, work, arg, mark, seconds) : cuda_refuse(c, result, "cuEventCreate");
     for (int i = 0; i < 2; i++)
-        if (mark[i]) (void)driver.cuEventDestroy_v2(mark[i]);
+        if (mark[i]) (void)cuda_driver.cuEventDestroy_v2(mark[i]);
     return s;
 }
 
 /* The default stream is not, and says so with an error while another one is. */
 static status ask_captured(ctx *c, void *stream, bool *out) {
     int state = 0;
-    const int result = driver.cuStreamIsCapturing(stream, &state);
+    const int result = cuda_driver.cuStreamIsCapturing(stream, &state);
 
     *out = result == 0 && state != 0;
-    return result == 0 || result == CUDA_CAPTURE_IMPLICIT ? OK : refuse(c, result, "cuStreamIsCapturing");
+    return result == 0 || result == CUDA_CAPTURE_IMPLICIT ? OK : cuda_refuse(c, result, "cuStreamIsCapturing");
 }
 
 status cuda_is_captured(ctx *c, const cuda_run *r, bool *out) { return ask_captured(c, r->stream, out); }
@@ -531,11 +471,11 @@ status cuda_capture_end(ctx *c, const cuda_run *to, status s, void **captured) {
     int result;
 
     *captured = NULL;
-    result = driver.cuStreamEndCapture(to->stream, captured);
+    result = cuda_driver.cuStreamEndCapture(to->stream, captured);
     (void)pthread_mutex_unlock(&capturing);
-    if (s == OK && result != 0) s = refuse(c, result, "cuStreamEndCapture");
+    if (s == OK && result != 0) s = cuda_refuse(c, result, "cuStreamEndCapture");
     if (s != OK && *captured) {
-        (void)driver.cuGraphDestroy(*captured);
+        (void)cuda_driver.cuGraphDestroy(*captured);
         *captured = NULL;
     }
     return s;
@@ -545,7 +485,7 @@ static status instantiate(ctx *c, void *captured, void **executable, bool *updat
     update_result why = {0};
     void *made = NULL;
 
-    *updated = *executable && driver.cuGraphExecUpdate_v2(*executable, captured, &why) == 0;
+    *updated = *executable && cuda_driver.cuGraphExecUpdate_v2(*executable, captured, &why) == 0;
     if (*updated) return OK;
     cuda_graph_forget(*executable);
     *executable = NULL;
@@ -556,7 +496,7 @@ static status instantiate(ctx *c, void *captured, void **executable, bool *updat
 
 status cuda_graph_make(ctx *c, void *captured, void **executable, bool *updated) {
     status s = instantiate(c, captured, executable, updated);
-    (void)driver.cuGraphDestroy(captured);
+    (void)cuda_driver.cuGraphDestroy(captured);
     return s;
 }
 
@@ -566,7 +506,7 @@ status cuda_graph_start(ctx *c, const cuda_run *r, void *executable) {
 }
 
 void cuda_graph_forget(void *executable) {
-    if (executable && !atomic_load(&is_forked)) (void)driver.cuGraphExecDestroy(executable);
+    if (executable && !atomic_load(&is_forked)) (void)cuda_driver.cuGraphExecDestroy(executable);
 }
 
 status cuda_set_u64(ctx *c, const cuda_run *r, void *to, uint64_t x) {
