@@ -519,14 +519,14 @@ class Session:
             asked = [*given, self.triton.rules]
             asked[3] = self.disabled | sum(_core.passes()[name] & ~self.disabled for name in PASSES_OFF)
             try:
-                plan = self.model.plan(*asked, offload=offload)
+                plan = self.model.plan(*asked, offload)
             except TritonError as error:
                 warn_once(f"ORTMODULE_USE_TRITON: {error}; the engine's own kernels run instead")
                 self.triton = None
             else:
                 self.triton.save(plan)
                 return plan
-        return self.model.plan(*given, offload=offload)
+        return self.model.plan(*given, None, offload)
 
     def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> Callable[[], Any]:
         """Runs a plan that is a ``prologue``. The result says the next size that data decides; on a GPU it waits for

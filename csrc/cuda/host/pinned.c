@@ -94,7 +94,7 @@ void pinned_give(int device, offload_room *room) {
     if (cuda_begin(&c, device, NULL, &where) == OK) {
         status s = give(&c, &where, memory);
         s = cuda_end(&c, &where, s);
-        (void)s; /* nobody could do anything about it */
+        (void)s; /* there is nothing to be done about it */
     }
     ctx_release(&c);
 }
