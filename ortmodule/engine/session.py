@@ -501,32 +501,35 @@ class Session:
     ) -> _core.Plan:  # fmt: skip
         device = -1 if gpu is None else gpu.index or 0
         goal = (0, 0) if of[2] is None else memory.of(self.inputs, *of[:2])
+        offload = None if of[2] is None else memory.offload
         given = *of, self.disabled, sizes, calls, self.padding_unseen, device, *goal, any_size, memory.clusters
-        plan = self._plan_with_triton(given, None if of[2] is None else memory.offload, gpu)
+        plan = self._plan_with_triton((*given, None, offload), gpu)
         if gpu is None:
             return plan
         if plan.constant_bytes:
             plan.keep(aligned_bytes(plan.constant_bytes, gpu), stream_of(gpu))
         return plan
 
-    def _plan_with_triton(self, given: tuple[Any, ...], offload: str | None, gpu: torch.device | None) -> _core.Plan:
-        """The plan, with Triton kernels where they are asked for and can be made."""
+    def _plan_with_triton(self, given: tuple[Any, ...], gpu: torch.device | None) -> _core.Plan:
+        """The plan by these arguments of ``Model.plan``, with Triton kernels where they are asked for and can be
+        made."""
         if self.triton is not None and (reason := maker.refusal(gpu)):
             warn_once(f"ORTMODULE_USE_TRITON has no effect: {reason}; the engine's own kernels run instead")
             self.triton = None
         if self.triton is not None:
             maker.install()
-            asked = [*given, self.triton.rules]
+            asked = [*given]
+            asked[-2] = self.triton.rules
             asked[3] = self.disabled | sum(_core.passes()[name] & ~self.disabled for name in PASSES_OFF)
             try:
-                plan = self.model.plan(*asked, offload)
+                plan = self.model.plan(*asked)
             except TritonError as error:
                 warn_once(f"ORTMODULE_USE_TRITON: {error}; the engine's own kernels run instead")
                 self.triton = None
             else:
                 self.triton.save(plan)
                 return plan
-        return self.model.plan(*given, None, offload)
+        return self.model.plan(*given)
 
     def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> Callable[[], Any]:
         """Runs a plan that is a ``prologue``. The result says the next size that data decides; on a GPU it waits for
