@@ -287,8 +287,8 @@ class Config:
     enable_mem_efficient_grad_mgmt: str = _setting(
         AUTO_FLAG, "auto",
         "gradients of parameters are handed over while backward goes on. `auto`: in segments of about 25 MB, "
-        "where parameters have hooks or `torch.distributed` is initialised; `1`: each as soon as it is "
-        "computed; `0`: together at its end",
+        "where parameters have hooks or gradients to add to, or `torch.distributed` is initialised; `1`: each as "
+        "soon as it is computed; `0`: together at its end",
     )
     use_efficient_attention: bool = _setting(
         FLAG, False,

@@ -18,6 +18,7 @@ from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
 from ortmodule.runtime import capture_budget
 from ortmodule.runtime.double_backward import RecomputableGraph
 from ortmodule.runtime.executable import Executable, Executables, Flags
+from ortmodule.runtime.result_hooks import WatchedResults
 
 
 class ForwardCall(Protocol):
@@ -58,6 +59,8 @@ class Bridge(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         saved = ctx.saved_tensors  # raises after a backward that did not retain the graph, and after an edit
+        if ctx.pending.watched is not None:
+            ctx.pending.watched.check(grads)
         # Are gradients more than numbers: to be differentiated, a batch of them, or with tangents?
         more = torch.is_grad_enabled() or peek_transform() is not None or forward_level() >= 0
         for grad in grads:
@@ -97,6 +100,7 @@ class Pending:
         self.graph, self.executable, self.run, self.call = graph, executable, run, call
         self.tensors, self.generator = tensors, generator
         self.shown: dict[int, torch.Tensor] = {}  # outputs that the caller sees in another way
+        self.watched: WatchedResults | None = None
         self.replaced = False  # what `run` was planned for is not so
         self.device = run.gpu or CPU
         # Tensors that forward wrote are copied in `tensors`, and may be written again.

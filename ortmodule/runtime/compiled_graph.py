@@ -41,6 +41,7 @@ from ortmodule.runtime.lazy_logits import FORWARD, HEAD, MOST_COPIED, Deferral, 
 from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState
 from ortmodule.runtime.read_checks import MOST_SHAPES, ReadChecks
+from ortmodule.runtime.result_hooks import WatchedResults, dependents_of
 from ortmodule.runtime.segments import Segment, segments_of
 from ortmodule.runtime.shared_memory import overlap, put
 from ortmodule.triton_kernels.use import TritonUse
@@ -153,6 +154,7 @@ class CompiledGraph:
         self.leaves = [i for i, need in enumerate(self.needs) if need]
         self.empty = [i for i in self.leaves if not tensors[i].numel()]
         self.differentiable = [i for i, flag in enumerate(trace.requires_grad) if flag and self.leaves]
+        self._dependents = dependents_of(capture.model, self.differentiable)
         self.n_results = len(trace.requires_grad)
         keys = {feed if isinstance(feed, int) else feed.name: i for i, feed in enumerate(self.feeds)}
         self._reaches = [frozenset(keys[key] for key in reached if key in keys) for reached in trace.reaches]
@@ -421,6 +423,8 @@ class CompiledGraph:
                 made = chain(pending, leaves)
             else:
                 made = attach(pending, *leaves)
+            if self._dependents:
+                pending.watched = WatchedResults(made, self.differentiable, self._dependents)
             for i, output in zip(self.differentiable, made, strict=True):
                 outputs[i] = output
         for target, i in self._carried:

@@ -104,6 +104,8 @@ class FirstNode(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if ctx.pending.watched is not None:
+            ctx.pending.watched.check(grads)
         return None, None, *Pass(ctx.pending, grads).hand_over(ctx)
 
 
