@@ -166,7 +166,7 @@ class CompiledGraph:
         self._states = {s.key: tree.slots[s.key] for s in sources if s.kind == "state"}
         one = trace.result == _ONE_TENSOR and trace.sources[0].kind == "graph" and not self.views
         self._only_output = trace.sources[0].key if one else None
-        self._hand_over = config.enable_mem_efficient_grad_mgmt
+        self._hand_over, self._early_use = config.enable_mem_efficient_grad_mgmt, EarlyUse()
         self._varying = varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
         self.executables = Executables(
             self.session, tensors, self.needs, varying, self.pairs, self._segments, self._check_views
@@ -176,7 +176,6 @@ class CompiledGraph:
         self._reads = ReadChecks(trace, capture.model, self.session, self.n_results, self.plans)
         self._deferral = self._deferral_of(tensors, off, unseen, config.defer_logits)
         self.executables.defer(self._deferral)
-        self._early_use = EarlyUse()
         self._seen: set[tuple] = set()  # shapes for which views have been compared
         self._traced = tuple([t.shape for t in trace.tensors])
         #: Called with an error in backward; returns when PyTorch may compute the gradients.
@@ -419,10 +418,8 @@ class CompiledGraph:
             leaves = []
             for i in self.leaves:
                 leaves.append(tensors[i])
-            if executable.segments and self._hands_over(leaves):
-                made = chain(pending, leaves)
-            else:
-                made = attach(pending, *leaves)
+            early = executable.segments and self._hands_over(leaves)
+            made = chain(pending, leaves) if early else attach(pending, *leaves)
             if self._dependents:
                 pending.watched = WatchedResults(made, self.differentiable, self._dependents)
             for i, output in zip(self.differentiable, made, strict=True):
