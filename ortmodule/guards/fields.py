@@ -10,6 +10,7 @@ import enum
 import functools
 import sys
 import types
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -49,7 +50,8 @@ class FieldReads:
     around: set[int] = field(default_factory=set)  # ids of those that forward has from elsewhere than its module
     names: dict[tuple[int, str], str] = field(default_factory=dict)  # (id of an object, name): where it is read
     ran: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)  # code with its globals
-    modules: dict[int, nn.Module] = field(default_factory=dict)  # of which attributes were read, by their ids
+    #: Of which attributes were read, by their ids. Those that forward makes go with the trace.
+    modules: weakref.WeakValueDictionary[int, nn.Module] = field(default_factory=weakref.WeakValueDictionary)
 
     def classes(self) -> set[type]:
         """Those of which every read was noted."""

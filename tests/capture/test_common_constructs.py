@@ -159,3 +159,46 @@ def test_a_sample_that_is_none():
     assert explain(wrapped).captured
     with pytest.raises(ValueError, match="to be within the support"):
         wrapped(torch.full((2, 4), 5.0))
+
+
+class Scale(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x):
+        return x * self.scale
+
+
+#: Modules that forward makes, with what the trace has computed in them: they are gone when it is over.
+MADE = {
+    "a loss that ignores a size": lambda x: nn.CrossEntropyLoss(ignore_index=x.shape[0])(x, x.detach().argmax(1)),
+    "a loss with weights": lambda x: nn.CrossEntropyLoss(weight=x.detach().abs().mean(0))(x, x.detach().argmax(1)),
+    "a module of the user's": lambda x: Scale(x.detach().sum())(x).sum(),
+    "a sequence": lambda x: nn.Sequential(Scale(x.shape[0]), nn.Tanh())(x).sum(),
+    "one that is read": lambda x: Scale(x.detach().mean()).scale * x.sum(),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_module_that_forward_makes(name):
+    class Makes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return MADE[name](self.layer(x))
+
+    eager = Makes()
+    wrapped = ORTModule(copy.deepcopy(eager))
+    for rows in (3, 5, 3):
+        x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(rows))
+        for module in (eager, wrapped):
+            module.zero_grad()
+            loss = module(x)
+            loss.backward()
+        torch.testing.assert_close(wrapped.layer.weight.grad, eager.layer.weight.grad)
+        torch.testing.assert_close(loss, eager(x))
+    assert explain(wrapped).captured, explain(wrapped).fallback

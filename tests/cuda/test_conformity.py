@@ -23,6 +23,20 @@ def source(name):
     return found
 
 
+#: A header of the same folder that has the table of a file's entry points.
+TABLE_OF = {"functions.h": "driver.c"}
+
+
+def text_of(name):
+    """A file's text, with the header that has its table in place of its include."""
+    text = source(name).read_text()
+    for header in (header for header, file in TABLE_OF.items() if file == name):
+        include = f'#include "cuda/host/{header}"\n'
+        assert text.count(include) == 1
+        text = text.replace(include, source(header).read_text())
+    return text
+
+
 @dataclass(frozen=True)
 class Library:
     """A file of csrc/cuda that calls a library."""
@@ -53,8 +67,7 @@ LIBRARIES = {
             "CUDA_OUT_OF_MEMORY": "CUDA_ERROR_OUT_OF_MEMORY",
             "CUDA_NOT_FOUND": "CUDA_ERROR_NOT_FOUND",
             "CUDA_CAPTURE_IMPLICIT": "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
-            "HOST_ALLOC_PORTABLE": "CU_MEMHOSTALLOC_PORTABLE",
-            "HOST_ALLOC_MAPPED": "CU_MEMHOSTALLOC_DEVICEMAP",
+            "PINNED_MEMORY": "(CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP)",
             "CAPABILITY_MAJOR": "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR",
             "CAPABILITY_MINOR": "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR",
             "STREAM_NON_BLOCKING": "CU_STREAM_NON_BLOCKING",
@@ -216,7 +229,7 @@ def includes(library):
 
 def declared(file):
     """Names in the enums without a name of a file of ours, outside of functions."""
-    text = re.sub(r"/\*.*?\*/", "", source(file).read_text(), flags=re.S)
+    text = re.sub(r"/\*.*?\*/", "", text_of(file), flags=re.S)
     for body in re.findall(r"^enum \{(.*?)\};", text, flags=re.S | re.M):
         for one in body.split(","):
             if one.strip():
@@ -228,7 +241,8 @@ def test_every_number_is_known():
     for file, library in LIBRARIES.items():
         names = {name for each in {file, library.beside} - {""} for name in declared(each)}
         assert names <= set(library.numbers) | library.own, file
-    calls = {p.name for p in (CSRC / "cuda").rglob("*.c*") if re.search(r"_FUNCTIONS\(F\)|LIBRARY_ONCE", p.read_text())}
+    files = [*(CSRC / "cuda").rglob("*.c*"), *map(source, TABLE_OF)]
+    calls = {TABLE_OF.get(p.name, p.name) for p in files if re.search(r"_FUNCTIONS\(F\)|LIBRARY_ONCE", p.read_text())}
     assert calls == set(LIBRARIES), "a file that loads a library is to be a row of LIBRARIES"
 
 
@@ -247,7 +261,7 @@ def members(structure, text):
 
 def differences(file, library, tmp_path, text=None):
     """Sentences on what is not as in the headers. `text` instead of the file's own."""
-    own = source(file).read_text() if text is None else text
+    own = text_of(file) if text is None else text
     beside = source(library.beside).read_text() if library.beside else ""
     choices = source("blas_choice.h").read_text() if file == "blas.c" else ""
     known = {name for each in {file, library.beside} - {""} for name in declared(each)}
@@ -281,7 +295,7 @@ def test_numbers_and_structures(file, tmp_path):
 
 
 def test_a_wrong_number_is_found(tmp_path):
-    text = source("driver.c").read_text()
+    text = text_of("driver.c")
     assert "CAPABILITY_MINOR = 76" in text
     found = differences("driver.c", LIBRARIES["driver.c"], tmp_path, text.replace("MINOR = 76", "MINOR = 77"))
     assert found == ["CAPABILITY_MINOR is 77, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR is 76"]
@@ -371,7 +385,7 @@ def wrong_prototypes(library, text, tmp_path):
 
 @pytest.mark.parametrize("file", LIBRARIES)
 def test_prototypes(file, tmp_path):
-    text = source(file).read_text()
+    text = text_of(file)
     assert wrong_prototypes(LIBRARIES[file], text, tmp_path) == []
 
 
@@ -385,6 +399,6 @@ def test_prototypes(file, tmp_path):
     ],
 )
 def test_a_wrong_prototype_is_found(ours, wrong, tmp_path):
-    text = source("driver.c").read_text()
+    text = text_of("driver.c")
     assert text.count(ours) == 1
     assert len(wrong_prototypes(LIBRARIES["driver.c"], text.replace(ours, wrong), tmp_path)) == 1

@@ -16,13 +16,17 @@ STEPS, ROOT = 4, Path(__file__).resolve().parents[2]
 #: By recipe, the packages that it needs beside transformers.
 NEEDED = {
     "accelerate_loop": [],
+    "dpo": ["trl", "datasets"],
     "image_classification": ["sklearn"],
     "lightning_module": ["lightning"],
     "lora": ["peft"],
     "masked_lm": [],
+    "question_answering": ["babel"],
     "sentence_embeddings": ["sentence_transformers", "datasets"],
     "sft": ["trl", "datasets"],
+    "summarization": [],
     "token_classification": [],
+    "transformer_translation": ["babel"],
     "translation": ["babel"],
 }
 
