@@ -67,8 +67,13 @@ for attempt in range(2):
 print("done")
 """
     path = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script],  # without the folder that the tests run in, which may not be built
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0 and "done" in done.stdout, done.stderr
 
 
