@@ -13,6 +13,18 @@ def rows(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+class Doubled(torch.autograd.Function):
+    """A custom function, which PyTorch runs inside the graph."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
 def made(function, buffers=(), **attributes):
     """A module whose forward is `function(self, ...)`, with a Linear(4, 4), these buffers and these attributes."""
 

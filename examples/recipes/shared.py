@@ -79,6 +79,24 @@ def language_model(vocabulary, length=64, width=64, layers=2):
     return transformers.GPT2LMHeadModel(config)
 
 
+def train_t5(name, settings, words, rows):
+    """A small T5 on ``rows``, all but the first 128, with Seq2SeqTrainer; the report, with the loss of these."""
+    config = transformers.T5Config(
+        vocab_size=len(words), d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
+        decoder_start_token_id=words.pad_token_id, pad_token_id=words.pad_token_id, eos_token_id=words.eos_token_id,
+    )  # fmt: skip
+    model = wrapped(transformers.T5ForConditionalGeneration(config), settings)
+    trainer = transformers.Seq2SeqTrainer(
+        model=model,
+        args=arguments(settings, transformers.Seq2SeqTrainingArguments),
+        train_dataset=rows[128:],
+        eval_dataset=rows[:128],
+        data_collator=transformers.DataCollatorForSeq2Seq(words, model=model),
+    )
+    trainer.train()
+    return report(name, settings, model, losses(trainer), eval_loss=trainer.evaluate()["eval_loss"])
+
+
 def arguments(settings, cls=transformers.TrainingArguments, **more):
     """Those of a Trainer: nothing is evaluated, saved or reported on the way."""
     given = {

@@ -8,9 +8,7 @@ import inspect
 import random
 import sys
 
-import transformers
-
-from examples.recipes.shared import arguments, losses, parse, report, tokenizer, wrapped
+from examples.recipes.shared import parse, tokenizer, train_t5
 
 LEFT_OUT = {"antigravity", "idlelib", "this", "tkinter", "turtle", "turtledemo"}  # they open windows, or print
 
@@ -44,20 +42,7 @@ def main(argv=None):
         {"input_ids": words(text, truncation=True)["input_ids"], "labels": words(line + words.eos_token)["input_ids"]}
         for text, line in found
     ]
-    config = transformers.T5Config(
-        vocab_size=len(words), d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
-        decoder_start_token_id=words.pad_token_id, pad_token_id=words.pad_token_id, eos_token_id=words.eos_token_id,
-    )  # fmt: skip
-    model = wrapped(transformers.T5ForConditionalGeneration(config), settings)
-    trainer = transformers.Seq2SeqTrainer(
-        model=model,
-        args=arguments(settings, transformers.Seq2SeqTrainingArguments),
-        train_dataset=rows[128:],
-        eval_dataset=rows[:128],
-        data_collator=transformers.DataCollatorForSeq2Seq(words, model=model),
-    )
-    trainer.train()
-    return report("summarization", settings, model, losses(trainer), eval_loss=trainer.evaluate()["eval_loss"])
+    return train_t5("summarization", settings, words, rows)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from ortmodule import ORTModule, explain
 from ortmodule.capture import export_cache
 from ortmodule.core import safe_files
 from ortmodule.lowering import export
+from tests.twins import Doubled
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = os.pathsep.join([str(Path(export_cache.__file__).resolve().parents[1]), str(ROOT)])
@@ -191,16 +192,6 @@ def test_own_translations_are_not_kept(folder):
         assert not folder.exists() or not list(folder.iterdir())
     finally:
         registration.registry.unregister("aten::relu", 18)
-
-
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy * 2
 
 
 class WithFunction(Net):

@@ -12,6 +12,7 @@ from torch import nn
 from ortmodule import Config, ORTModule, memory
 from tests.engine.test_recomputation import IDS, MODELS, Layers, held_by, plan_of, same_bits, steps
 from tests.selection import each
+from tests.twins import Doubled
 
 OFFLOADED = "(deleted)"
 
@@ -65,16 +66,7 @@ def test_each_budget_is_kept_and_takes_no_more_work_than_a_smaller_one():
 
 
 class NotAgain(nn.Module):
-    """What `F` makes must not run twice: a budget offloads it."""
-
-    class F(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * 2
+    """What the function makes must not run twice: a budget offloads it."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +75,7 @@ class NotAgain(nn.Module):
     def forward(self, x):
         x = self.first(x)
         for layer in self.second:
-            x = layer(self.F.apply(x))
+            x = layer(Doubled.apply(x))
         return x.square().sum()
 
 

@@ -19,7 +19,7 @@ from tests.runtime.test_grad_buckets import (
     stack,
     wrapped,
 )
-from tests.twins import rows
+from tests.twins import Doubled, rows
 
 # --- when -------------------------------------------------------------------------------------------------------------
 
@@ -91,18 +91,9 @@ def test_segments_are_about_equal_and_cover_backward(monkeypatch):
 
 
 def test_a_node_of_pytorchs_keeps_it_in_one(monkeypatch):
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * 2
-
     class Net(Stack):
         def forward(self, x):
-            return super().forward(Twice.apply(self.layers[0](x)))
+            return super().forward(Doubled.apply(self.layers[0](x)))
 
     torch.manual_seed(0)
     ours = wrapped(Net(), monkeypatch, "1")
