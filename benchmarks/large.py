@@ -171,6 +171,9 @@ def measure(row, args):
     for batch in batches[1:]:
         loop.step(batch)
     finished(args.device)
+    if args.together:
+        print("ready", flush=True)
+        sys.stdin.readline()
     if args.device != "cpu":
         torch.cuda.reset_peak_memory_stats()
     clock = Clock(args.device)
@@ -198,21 +201,61 @@ def measure(row, args):
 # --- one after the other ----------------------------------------------------------------------------------------------
 
 
-def ask(args, folder, name, *more):
-    """What a child of these arguments says; kept in the folder, and not asked again unless it failed."""
-    file = folder / f"{name}.json"
-    if file.exists() and "failed" not in (found := json.loads(file.read_text())):
-        return found
+def kept(file):
+    """What a child has said in an earlier call, unless it failed."""
+    found = json.loads(file.read_text()) if file.exists() else {"failed": "nothing"}
+    return None if "failed" in found else found
+
+
+def command(args, file, *more):
     given = [args.row, "--device", args.device, "--dtype", str(args.dtype).removeprefix("torch."), *more]
     given += ["--steps", str(args.steps), "--memory", str(args.memory)]
     given += ["--autocast", str(args.autocast).removeprefix("torch.")] if args.autocast else []
-    command = [sys.executable, "-m", "benchmarks.large", *given, "--answer", str(file)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0 or not file.exists():
-        sys.stderr.write(done.stderr)
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+    return [sys.executable, "-m", "benchmarks.large", *given, "--answer", str(file)]
+
+
+def answer(file, code, errors):
+    """What a child that has ended says; if it failed, the last of its ``errors``."""
+    if code != 0 or not file.exists():
+        sys.stderr.write(errors)
+        last = errors.strip().splitlines()[-1:] or [f"exit status {code}"]
         file.write_text(json.dumps({"failed": last[0][:300]}))
     return json.loads(file.read_text())
+
+
+def ask(args, folder, name, *more):
+    """What a child of these arguments says; kept in the folder, and not asked again unless it failed."""
+    file = folder / f"{name}.json"
+    if found := kept(file):
+        return found
+    done = subprocess.run(command(args, file, *more), stderr=subprocess.PIPE, text=True)
+    return answer(file, done.returncode, done.stderr)
+
+
+def ask_in_turn(args, folder, batch):
+    """Of each column, what its child says, one after the other."""
+    for name in args.columns:
+        yield name, ask(args, folder, name, "--column", name, "--batch", str(batch))
+
+
+def ask_together(args, folder, batch):
+    """Of each column in turn, what its child says: all children make ready at once, and then wait for their turns."""
+    files = {name: folder / f"{name}.json" for name in args.columns}
+    children = {}
+    for name, file in files.items():
+        if not kept(file):
+            more = command(args, file, "--column", name, "--batch", str(batch), "--together")
+            with file.with_suffix(".log").open("w") as log:
+                pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+                children[name] = subprocess.Popen(more, text=True, **pipes)
+    for child in children.values():
+        child.stdout.readline()  # it is ready, or has ended
+    for name, file in files.items():
+        if name in children:
+            children[name].communicate("go\n")
+            yield name, answer(file, children[name].returncode, file.with_suffix(".log").read_text())
+        else:
+            yield name, kept(file)
 
 
 def markdown(report):
@@ -262,8 +305,8 @@ def run(args):
         if "failed" in found:
             raise SystemExit(f"no number of samples was found: {found['failed']}")
         report |= {"batch": found["batch"], "fill": args.fill, "looked": found}
-    for name in args.columns:
-        report["columns"][name] = ask(args, folder, name, "--column", name, "--batch", str(report["batch"]))
+    for name, found in (ask_together if args.together else ask_in_turn)(args, folder, report["batch"]):
+        report["columns"][name] = found
         write(report, markdown(report), out)
     print(markdown(report))
     return 1 if any("failed" in c for c in report["columns"].values()) else 0
@@ -287,6 +330,7 @@ def main():
     parser.add_argument("--dtype", type=kind_of, default=torch.float32, help="of parameters")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--out", default="results/large")
+    parser.add_argument("--together", action="store_true", help="all columns make ready at once")
     parser.add_argument("--column", choices=columns, help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -540,6 +540,7 @@ def step(settings, name):
     name, _, column = name.partition(" ")
     row = SMALL[name] if settings.small else rows.EVERY[name]
     args = SimpleNamespace(device=settings.device, dtype=torch.float32, autocast=torch.bfloat16, column=column)
+    args.together = False
     args.steps, args.batch = settings.size(10, 2), settings.size(SAMPLES[name], 2)
     found = large.measure(row, args)
     fields = {"state": "ok", "ours": found["step"]["median"], "peak": found["peak_bytes"], "loss": found["loss"]}

@@ -61,6 +61,7 @@ class Sides(TorchFunctionMode):
     decides, and its gradient depends on that."""
 
     RELU = (torch.nn.functional.relu, torch.relu, torch.Tensor.relu)
+    POOL = (torch.nn.functional.max_pool2d, torch.max_pool2d)
 
     def __init__(self, given=None):
         super().__init__()
@@ -68,10 +69,10 @@ class Sides(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func not in self.RELU and func is not torch.max_pool2d:
+        if func not in self.RELU and func not in self.POOL:
             return func(*args, **kwargs)
         given = None if self.given is None else self.given[len(self.seen)]
-        if func is torch.max_pool2d:
+        if func in self.POOL:
             self.seen.append(args[0].detach())
             return func(*args, **kwargs) if given is None else pooled_as(given, *args, **kwargs)
         y = func(*args, **kwargs) if given is None else args[0] * (given > 0)

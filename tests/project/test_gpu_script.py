@@ -379,6 +379,7 @@ def tiny(monkeypatch):
 
 def arguments(**more):
     plain = {"device": "cpu", "dtype": torch.float32, "autocast": None, "steps": 3, "memory": 1 << 40, "fill": 0.5}
+    plain |= {"together": False}
     return SimpleNamespace(**{**plain, "row": "bert-small", "batch": 4, **more})
 
 

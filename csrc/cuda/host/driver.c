@@ -40,7 +40,6 @@ typedef struct device {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER, capturing = PTHREAD_MUTEX_INITIALIZER;
 static int n_devices = -1; /* -1: the driver is not open */
-static void *libraries[MOST_IMAGES];
 static device devices[MOST_DEVICES];
 static atomic_bool opened[MOST_DEVICES];
 
@@ -91,11 +90,11 @@ static status open_driver(ctx *c) {
 
 /* Those that are loaded stay, should one fail: the next attempt goes on there. */
 static status open_libraries(ctx *c) {
-    for (int i = 0; cuda_images[i] && i < MOST_IMAGES; i++) {
+    for (int i = 0; cuda_images[i]; i++) {
         void *loaded = NULL;
-        if (libraries[i]) continue;
+        if (cuda_libraries[i]) continue;
         CALL(c, cuLibraryLoadData, &loaded, cuda_images[i], NULL, NULL, 0, NULL, NULL, 0);
-        libraries[i] = loaded;
+        cuda_libraries[i] = loaded;
     }
     return OK;
 }
@@ -233,8 +232,8 @@ static status find(ctx *c, kernel *f, void **out) {
     *out = atomic_load_explicit(&f->function, memory_order_acquire);
     if (*out) return OK;
     int result = CUDA_NOT_FOUND;
-    for (int i = 0; i < MOST_IMAGES && libraries[i] && result == CUDA_NOT_FOUND; i++)
-        result = cuda_driver.cuLibraryGetKernel(out, libraries[i], f->name);
+    for (int i = 0; cuda_images[i] && result == CUDA_NOT_FOUND; i++)
+        result = cuda_driver.cuLibraryGetKernel(out, cuda_libraries[i], f->name);
     if (result != 0) return cuda_refuse(c, result, "cuLibraryGetKernel");
     atomic_store_explicit(&f->function, *out, memory_order_release);
     return OK;

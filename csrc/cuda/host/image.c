@@ -23,3 +23,5 @@ const void *const cuda_images[] = {
 #endif
     NULL,
 };
+
+void *cuda_libraries[sizeof cuda_images / sizeof *cuda_images];

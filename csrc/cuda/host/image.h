@@ -2,9 +2,10 @@
 #ifndef ORT_CUDA_IMAGE_H
 #define ORT_CUDA_IMAGE_H
 
-enum { MOST_IMAGES = 32 };
-
 /* NULL ends the list, which is empty in a build without kernels. */
 extern const void *const cuda_images[];
+
+/* A place beside each for the driver's library of it, once it is loaded. The driver layer owns what is there. */
+extern void *cuda_libraries[];
 
 #endif
