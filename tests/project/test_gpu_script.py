@@ -454,6 +454,40 @@ def test_columns_that_are_there_are_not_asked_again(tiny, monkeypatch, tmp_path,
     assert json.loads((tmp_path / "train.json").read_text())["columns"]["liger"] == answers["liger"]
 
 
+CHILD = """
+import json, pathlib, sys
+name, answer, log = sys.argv[1:]
+def say(text):
+    with open(log, "a") as file: print(text, file=file)
+say(f"{name} starts")
+if name == "liger": sys.exit("ValueError: no such layer")
+print("ready", flush=True)
+sys.stdin.readline()
+say(f"{name} begins"); say(f"{name} ends")
+pathlib.Path(answer).write_text(json.dumps({"missing": name}))
+"""
+
+
+def test_columns_make_ready_together_and_run_in_turn(tiny, monkeypatch, tmp_path):
+    """None is measured before all are ready, or have ended, and none beside another."""
+    large, _ = tiny
+    log = tmp_path / "log"
+
+    def child(args, file, *more):
+        assert "--together" in more
+        return [sys.executable, "-c", CHILD, more[more.index("--column") + 1], str(file), str(log)]
+
+    monkeypatch.setattr(large, "command", child)
+    args = arguments(columns=["eager", "liger", "ortmodule"])
+    found = dict(large.ask_together(args, tmp_path, 4))
+    assert found["eager"] == {"missing": "eager"} and found["liger"] == {"failed": "ValueError: no such layer"}
+    said = log.read_text().splitlines()
+    assert sorted(said[:3]) == ["eager starts", "liger starts", "ortmodule starts"]
+    assert said[3:] == ["eager begins", "eager ends", "ortmodule begins", "ortmodule ends"]
+    assert dict(large.ask_together(args, tmp_path, 4)) == found  # only the one that failed is asked again
+    assert log.read_text().splitlines()[7:] == ["liger starts"]
+
+
 # --- what the engine chooses between (benchmarks/choices.py) ----------------------------------------------------------
 
 
