@@ -193,6 +193,8 @@ class CompiledGraph:
         shared = {*self.views, *(base.key for base, _ in self.views.values() if base.kind == "graph")}
         if not losses or trace.nodes or trace.sets or trace.filled or padding_unseen:
             return None
+        # What goes into a container of the caller's stays what it was.
+        beside = [i for i in self.differentiable if i not in losses and i not in shared] if not trace.own else []
         written = {name for name, feed in zip(self.session.inputs, self.feeds, strict=True)
                    if any(feed == target for target, _ in self.writes)}  # fmt: skip
         return deferral_of(
@@ -204,6 +206,7 @@ class CompiledGraph:
             setting,
             lambda model: self.session.like(model, without),
             repeats=not self.writes and sum(tensors[i].nbytes for i, _ in self._varying) <= MOST_COPIED,
+            beside=beside,
         )
 
     def sessions(self) -> list[Session]:
@@ -458,17 +461,17 @@ class CompiledGraph:
     def _shown(
         self, deferral: Deferral, executable: Executable, run: Run, shapes: tuple, tensors: Sequence[torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """What the caller gets for logits that are, or may be, deferred."""
-        index, gpu = deferral.index, self.executables.gpu
+        """What the caller gets for logits, and results beside them, that are, or may be, deferred."""
+        gpu = self.executables.gpu
         captured = gpu is not None and is_captured(gpu)
         if executable.defers == FORWARD:
             forward = Repeated(self.executables, shapes, run, executable)
-            return {index: deferral.repeated(shapes, tensors, [i for i, _ in self._varying], forward)}
+            return deferral.repeated(shapes, tensors, [i for i, _ in self._varying], forward)
         if executable.defers == HEAD:
             feeds = dict(zip(self.session.inputs, tensors, strict=True))
-            return {index: deferral.deferred(run.outputs[index], feeds, at_once=captured)}
+            return {deferral.index: deferral.deferred(run.outputs[deferral.index], feeds, at_once=captured)}
         # A CUDA graph of the caller's computes its logits in every replay.
-        return {} if captured else {index: deferral.watched(run.outputs[index])}
+        return {} if captured else deferral.watched(run.outputs)
 
     def _compare_views(self, sizes: tuple, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Once for each shape: does a view show what the engine computed?"""

@@ -45,7 +45,7 @@ class Executable:
     reads_input: list[int]  # what backward reads of the run's inputs and outputs
     reads_output: list[int]
     session: Session
-    defers: int  # what it leaves out of the logits (runtime/lazy_logits.py)
+    defers: int  # what it leaves out of the results (runtime/lazy_logits.py)
     segments: list[Segment]  # in which gradients may be handed over; none: all at once
     ready: bool  # :meth:`Executables.start` takes it for its shapes and gradients without looking at anything else
 
@@ -162,10 +162,7 @@ class Executables:
 
     def _level(self, grads: Flags | None) -> int:
         """What such a run leaves out of the logits, if that pays."""
-        deferral = self.deferral
-        if deferral is None or grads is None or grads[deferral.index]:
-            return NOTHING
-        return deferral.level()
+        return NOTHING if self.deferral is None or grads is None else self.deferral.level(grads)
 
     def _pays(self, found: Executable) -> bool:
         return self.deferral is None or self.deferral.pays(found.defers, found.plan)

@@ -2,9 +2,10 @@
 
 Models return their logits beside the loss, and a training step reads the loss alone. So what a module gives back for
 them is a :class:`Deferred`: to the script a tensor, with the values of its own forward whenever it is read, and with
-gradients. They are computed from hidden states that were kept, and the head's weights. The weights may change before
-the logits are read: an optimizer's step makes a copy first. A digest of the weights finds any other change, which is an
-exception: logits never come from other weights than those of their forward.
+gradients. They are computed from hidden states that were kept, and the head's weights, or by a forward that runs again:
+then the results beside them (caches of keys and values, hidden states of layers) are put off in the same way. The
+weights may change before they are read: an optimizer's step makes a copy first, or has them computed. A digest of the
+weights finds any other change, which is an exception: logits never come from other weights than those of their forward.
 
 A call site that reads its logits gets them computed with everything else from then on (:class:`Deferral`).
 """
@@ -24,7 +25,7 @@ from ortmodule.core import torch_private
 from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.engine.digests import Digests
 from ortmodule.engine.session import Session, Spec, copied, gpu_of, is_captured
-from ortmodule.runtime.lm_head import Head, find_head, without_head, without_logits
+from ortmodule.runtime.lm_head import Head, find_head, without_head, without_outputs
 
 #: Calls whose logits were not read, before they are deferred.
 WATCHED = 2
@@ -34,8 +35,8 @@ LEAST_WEIGHTS = 1 << 20
 MOST_WAITING = 2
 #: Shapes of calls for which those of the logits are kept.
 MOST_SPECS = 128
-#: What a run leaves out: nothing; the head of the model; all that only the logits need, so that forward runs again for
-#: them.
+#: What a run leaves out: nothing; the head of the model; all that only the logits, and results beside them, need, so
+#: that forward runs again for these.
 NOTHING, HEAD, FORWARD = range(3)
 #: Passes that leave something out where only the loss reads the logits, by what the run leaves out.
 GAINS = {HEAD: ("label_sparsity", "linear_loss", "padding_removal"), FORWARD: ("padding_removal",)}
@@ -50,20 +51,22 @@ class Deferral:
     them."""
 
     def __init__(
-        self, head: Head, index: int, model: Any, forced: bool, session: Callable[[bytes], Session], repeats: bool
-    ) -> None:
+        self, head: Head, index: int, model: Any, forced: bool, session: Callable[[bytes], Session], repeats: bool,
+        beside: dict[int, str],
+    ) -> None:  # fmt: skip
         """``index``: of the output. ``forced``: without watching first, and gains or none. ``session``: of a graph.
-        ``repeats``: forward may run again."""
+        ``repeats``: forward may run again. ``beside``: other results that a run may leave out then, {output: name}."""
         self.head, self.index, self.forced = head, index, forced
+        self.beside = tuple(beside)
         self.touched, self._calls = False, WATCHED if forced else 0
         self.most = FORWARD if repeats else HEAD
         self._in_vain: set[int] | None = set()  # plans for that which gain nothing; None: one does
         self._make = {
             HEAD: lambda: session(without_head(model, head)),
-            FORWARD: lambda: session(without_logits(model, head)),
+            FORWARD: lambda: session(without_outputs(model, {head.logits, *beside.values()})),
         }
         self._sessions: dict[int, Session] = {}
-        self._specs: dict[tuple, tuple[torch.dtype, tuple[int, ...]]] = {}
+        self._specs: dict[tuple, dict[int, tuple[torch.dtype, tuple[int, ...]]]] = {}
 
     def session(self, level: int) -> Session:
         """The graph that leaves so much out: hidden states are in place of the logits, or a number."""
@@ -90,16 +93,31 @@ class Deferral:
                 self.most = min(self.most, HEAD)
         return gains
 
-    def level(self) -> int:
-        """The most that may be left out: nothing, unless the logits have not been read for long enough."""
-        return self.most if self._calls >= WATCHED and not self.touched else NOTHING
+    def level(self, grads: Sequence[bool]) -> int:
+        """The most that a run may leave out. ``grads``: which outputs will have a gradient; one that has is not left
+        out. Nothing, unless the logits have not been read for long enough."""
+        if grads[self.index] or self._calls < WATCHED or self.touched:
+            return NOTHING
+        return min(self.most, HEAD) if any(grads[i] for i in self.beside) else self.most
 
-    def watched(self, logits: torch.Tensor) -> torch.Tensor:
-        """Computed logits; a read of them is noted."""
+    def watched(self, outputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """What the caller gets for results that were computed; a read of them is noted."""
         if self.touched:
-            return logits
+            return {}
+        beside = self.beside if self.most == FORWARD and self._calls < WATCHED else ()
         self._calls += 1
-        return Deferred(_Computed(self, logits), logits.dtype, logits.shape, logits.device)
+        found: dict[int, torch.Tensor] = {}
+        for i in (self.index, *beside):
+            x = outputs[i]
+            found[i] = Deferred(_Computed(self, i, x), x.dtype, x.shape, x.device)
+        return found
+
+    def note(self, output: int) -> None:
+        """The script reads this one."""
+        if output == self.index:
+            self.touched = True
+        else:
+            self.most = min(self.most, HEAD)
 
     def deferred(self, hidden: torch.Tensor, feeds: dict[str, torch.Tensor], at_once: bool = False) -> torch.Tensor:
         """Logits that are computed when the script reads them. ``feeds``: what the graph was fed, by name.
@@ -107,21 +125,24 @@ class Deferral:
         weights = [feeds[name].detach() for name in self.head.weights]
         if at_once:
             return self.head.compute(hidden, weights)
-        return Deferred(_WaitingHead(self, hidden, weights), *self.head.like(hidden, weights), hidden.device)
+        source = _OneOf(_WaitingHead(self, hidden, weights), self.index)
+        return Deferred(source, *self.head.like(hidden, weights), hidden.device)
 
     def repeated(
         self, shapes: tuple, tensors: Sequence[torch.Tensor], inputs: Collection[int], forward: RepeatedForward
-    ) -> torch.Tensor:
-        """Logits for which forward runs again when the script reads them. ``shapes``: of the call. ``tensors``: what
-        the graph was fed, of which ``inputs`` are the caller's."""
-        spec = self._specs.get(shapes)
-        if spec is None:
-            dtype, shape = forward.output_specs(tensors)[self.index]
+    ) -> dict[int, torch.Tensor]:
+        """Results for which forward runs again when the script reads one of them. ``shapes``: of the call.
+        ``tensors``: what the graph was fed, of which ``inputs`` are the caller's."""
+        specs = self._specs.get(shapes)
+        if specs is None:
+            known = forward.output_specs(tensors)
             if len(self._specs) >= MOST_SPECS:
                 self._specs.clear()
-            spec = self._specs[shapes] = getattr(torch, dtype), shape
+            specs = {i: (getattr(torch, known[i][0]), known[i][1]) for i in (self.index, *self.beside)}
+            self._specs[shapes] = specs
         kept = [copied(t) if i in inputs else t.detach() for i, t in enumerate(tensors)]
-        return Deferred(_WaitingForward(self, kept, forward), *spec, tensors[0].device)
+        waiting, device = _WaitingForward(self, kept, forward), tensors[0].device
+        return {i: Deferred(_OneOf(waiting, i), *spec, device) for i, spec in specs.items()}
 
 
 class RepeatedForward(Protocol):
@@ -134,11 +155,12 @@ class RepeatedForward(Protocol):
 def deferral_of(
     model: Any, outputs: Sequence[str], candidates: Sequence[int], written: Collection[str],
     tensors: dict[str, torch.Tensor], setting: str, session: Callable[[bytes], Session], repeats: bool,
+    beside: Collection[int],
 ) -> Deferral | None:  # fmt: skip
     """How logits among the ``candidates`` can be deferred: indices of ``outputs``, names; None: there are none.
 
     ``written``: inputs that forward changes. ``tensors``: the graph's inputs. ``setting``: of DEFER_LOGITS.
-    ``session``, ``repeats``: as :class:`Deferral` takes them.
+    ``session``, ``repeats``: as :class:`Deferral` takes them. ``beside``: outputs that a run may leave out, too.
     """
     if setting == "0" or torch_private.missing(torch_private.LOGITS):
         return None
@@ -148,7 +170,8 @@ def deferral_of(
             continue
         if setting == "auto" and sum(tensors[name].numel() for name in head.weights) < LEAST_WEIGHTS:
             continue
-        return Deferral(head, index, model, setting == "1", session, repeats)
+        others = {i: outputs[i] for i in beside if i != index and outputs.count(outputs[i]) == 1}
+        return Deferral(head, index, model, setting == "1", session, repeats, others)
     return None
 
 
@@ -156,50 +179,63 @@ def deferral_of(
 
 
 class _Computed:
-    """Logits that are computed already."""
+    """A result that is computed already."""
 
-    def __init__(self, deferral: Deferral, values: torch.Tensor) -> None:
-        self.deferral, self._values = deferral, values
+    def __init__(self, deferral: Deferral, output: int, values: torch.Tensor) -> None:
+        self.deferral, self.output, self._values = deferral, output, values
 
     def values(self) -> torch.Tensor:
-        self.deferral.touched = True
+        self.deferral.note(self.output)
         return self._values
 
 
+class _OneOf:
+    """One of the results that wait together."""
+
+    def __init__(self, waiting: _Waiting, output: int) -> None:
+        self.waiting, self.output = waiting, output
+
+    def values(self) -> torch.Tensor:
+        return self.waiting.result(self.output)
+
+
 class _Waiting:
-    """Logits that are computed from ``tensors``, which must be what they are now, when they are read."""
+    """Results that are computed from ``tensors``, which must be what they are now, when one of them is read."""
 
     def __init__(self, deferral: Deferral, tensors: list[torch.Tensor]) -> None:
         self.deferral, self.tensors, self.digests = deferral, tensors, Digests(tensors)
-        self._values: torch.Tensor | None = None
+        self._results: dict[int, torch.Tensor] = {}
         self._lock = threading.Lock()
         _waiting.add(self)
 
-    def compute(self) -> torch.Tensor:
-        """The logits; what they are computed from is needed no longer."""
+    def compute(self) -> dict[int, torch.Tensor]:
+        """The results; what they are computed from is needed no longer."""
         raise NotImplementedError
 
-    def values(self) -> torch.Tensor:
+    def result(self, output: int) -> torch.Tensor:
         with self._lock:
-            self.deferral.touched = True
-            if self._values is None:
+            self.deferral.note(output)
+            if not self._results:
+                late = (
+                    f"{self._what(output)} not computed in their forward, since the script had read none before, and "
+                )
                 if _in_capture(self.tensors):
                     raise RuntimeError(
-                        "these logits were not computed in their forward, since the script had read none before, and "
-                        "cannot be while a CUDA graph is captured: read them before, or set ORTMODULE_DEFER_LOGITS=0"
+                        f"{late}cannot be while a CUDA graph is captured: read them before, or set ORTMODULE_DEFER_LOGITS=0"
                     )
                 if not self.digests.hold(self.tensors):
                     raise RuntimeError(
-                        "these logits were not computed in their forward, since the script had read none before, and "
-                        "weights that they depend on have changed since, outside of an optimizer's step: read them "
+                        f"{late}weights that they depend on have changed since, outside of an optimizer's step: read them "
                         "before, or set ORTMODULE_DEFER_LOGITS=0 (from now on this module computes them in forward)"
                     )
                 self._finish()
-            assert self._values is not None
-            return self._values
+            return self._results[output]
+
+    def _what(self, output: int) -> str:
+        return "these logits were" if output == self.deferral.index else "these results beside the logits were"
 
     def _finish(self) -> None:
-        self._values = self.compute()
+        self._results = self.compute()
         self.tensors = []
         _waiting.discard(self)
 
@@ -207,7 +243,7 @@ class _Waiting:
         """The weights may change from now on. ``copies``: those that were made, by data pointer. In a CUDA graph that
         is captured nothing can be kept: the digest finds what its replays change."""
         with self._lock:
-            if self._values is None and not _in_capture(self.tensors):
+            if not self._results and not _in_capture(self.tensors):
                 self.keep_now(copies)
 
     def keep_now(self, copies: dict[int, torch.Tensor]) -> None:
@@ -221,12 +257,12 @@ class _WaitingHead(_Waiting):
         super().__init__(deferral, weights)
         self.hidden, self.copied = hidden, False
 
-    def compute(self) -> torch.Tensor:
+    def compute(self) -> dict[int, torch.Tensor]:
         logits = self.deferral.head.compute(self.hidden, self.tensors)
         for tensor in (self.hidden, *self.tensors) if self.hidden.is_cuda else ():
             tensor.record_stream(torch.cuda.current_stream(tensor.device))  # it may not be forward's
         del self.hidden
-        return logits
+        return {self.deferral.index: logits}
 
     def keep_now(self, copies: dict[int, torch.Tensor]) -> None:
         if not self.copied:
@@ -235,18 +271,19 @@ class _WaitingHead(_Waiting):
 
 
 class _WaitingForward(_Waiting):
-    """All that forward read. Where the weights change while the logits are there, they are computed before, and from
+    """All that forward read. Where the weights change while the results are there, they are computed before, and from
     then on runs of this graph leave out the head alone."""
 
     def __init__(self, deferral: Deferral, tensors: list[torch.Tensor], forward: RepeatedForward) -> None:
         super().__init__(deferral, tensors)
         self.forward = forward
 
-    def compute(self) -> torch.Tensor:
-        return self.forward.outputs(self.tensors)[self.deferral.index]
+    def compute(self) -> dict[int, torch.Tensor]:
+        outputs = self.forward.outputs(self.tensors)
+        return {i: outputs[i] for i in (self.deferral.index, *self.deferral.beside)}
 
     def keep_now(self, copies: dict[int, torch.Tensor]) -> None:
-        self.deferral.most = HEAD
+        self.deferral.most = min(self.deferral.most, HEAD)
         if self.digests.hold(self.tensors):  # else a read says so
             self._finish()
 

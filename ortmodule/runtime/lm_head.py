@@ -7,7 +7,7 @@ needs fewer rows of the logits, or none of them as a whole (:mod:`ortmodule.core
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import onnx
 import torch
@@ -22,7 +22,7 @@ MOST_PRODUCTS, MOST_NODES = 2, 64
 _PRODUCTS = {"MatMul", "Gemm"}
 LOSSES = {"SoftmaxCrossEntropyLoss", "SmoothedCrossEntropy", "NegativeLogLikelihoodLoss"}
 _DOMAINS = {"", "ortmodule"}
-_NO_LOGITS = "ortmodule.no_logits"
+_LEFT_OUT = "ortmodule.left_out."  # and the name of the output
 _NEVER = {*RANDOM, "PythonOp", "Dropout"}
 
 
@@ -105,14 +105,15 @@ def without_head(model: onnx.ModelProto, head: Head) -> bytes:
     return without_dead(changed).SerializeToString()
 
 
-def without_logits(model: onnx.ModelProto, head: Head) -> bytes:
-    """The graph with a constant in place of the logits."""
+def without_outputs(model: onnx.ModelProto, names: Collection[str]) -> bytes:
+    """The graph with a constant in place of each of these outputs."""
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
-    changed.graph.node.append(onnx.helper.make_node("Constant", [], [_NO_LOGITS], value_float=0.0))
     for value in changed.graph.output:
-        if value.name == head.logits:
-            value.CopyFrom(onnx.ValueInfoProto(name=_NO_LOGITS))
+        if value.name in names:
+            left_out = _LEFT_OUT + value.name
+            changed.graph.node.append(onnx.helper.make_node("Constant", [], [left_out], value_float=0.0))
+            value.CopyFrom(onnx.ValueInfoProto(name=left_out))
     return without_dead(changed).SerializeToString()
 
 

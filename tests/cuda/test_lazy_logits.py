@@ -251,7 +251,7 @@ def padded(seed=0, filled=True):
 
 def leaves_out(logits):
     """What the run left out that these are of."""
-    return {_WaitingHead: HEAD, _WaitingForward: FORWARD}[type(logits._source)]
+    return {_WaitingHead: HEAD, _WaitingForward: FORWARD}[type(logits._source.waiting)]
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])

@@ -313,7 +313,7 @@ def test_weights_that_are_replaced_stay_with_the_scores(always):
 def test_nothing_is_kept_for_scores_that_are_gone(always):
     wrapped, _ = pair()
     out = wrapped(**batch_of())
-    alive = weakref.ref(out.logits._source)
+    alive = weakref.ref(out.logits._source.waiting)
     out.loss.backward()
     del out
     gc.collect()
