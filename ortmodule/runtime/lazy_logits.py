@@ -221,12 +221,13 @@ class _Waiting:
                 )
                 if _in_capture(self.tensors):
                     raise RuntimeError(
-                        f"{late}cannot be while a CUDA graph is captured: read them before, or set ORTMODULE_DEFER_LOGITS=0"
+                        f"{late}cannot be while a CUDA graph is captured: read them before, or set "
+                        "ORTMODULE_DEFER_LOGITS=0"
                     )
                 if not self.digests.hold(self.tensors):
                     raise RuntimeError(
-                        f"{late}weights that they depend on have changed since, outside of an optimizer's step: read them "
-                        "before, or set ORTMODULE_DEFER_LOGITS=0 (from now on this module computes them in forward)"
+                        f"{late}weights that they depend on have changed since, outside of an optimizer's step: read "
+                        "them before, or set ORTMODULE_DEFER_LOGITS=0 (from now on forward computes them)"
                     )
                 self._finish()
             return self._results[output]
