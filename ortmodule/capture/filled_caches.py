@@ -68,11 +68,13 @@ def forget_own(
     """Forgets reads of attributes that forward had set by then: what they were before the call is no matter."""
     for path, then in before.items():
         module = then.module
-        for name, value in then.attributes.items():
-            if (id(module), name) not in recorder.attributes or name not in module.__dict__:
+        looks = recorder.met
+        for name in module.__dict__:
+            if (id(module), name) not in recorder.attributes:
                 continue
+            value = then.attributes.get(name)  # None: there was none, which a look would have found
             value, _ = versions.get(path_of(path, name), (value, 0))
-            if module.__dict__[name] is not value and recorder.met.get((id(module.__dict__), name)) != id(value):
+            if module.__dict__[name] is not value and looks.get((id(module.__dict__), name)) != id(value):
                 del recorder.attributes[id(module), name]
 
 
