@@ -60,6 +60,11 @@ _SAME_ORDER = {
 }  # fmt: skip
 _END = 2**63 - 1
 _COMPUTED = object()
+#: Without a tensor to write to these take a type, a layout, a device and whether memory is pinned.
+_FACTORIES = frozenset(
+    f"aten::{name}"
+    for name in "arange empty eye full linspace logspace ones rand randint randn randperm range zeros".split()  # noqa: SIM905
+)
 _SPLITS = {"unbind", "chunk", "split", "split_with_sizes"}
 
 
@@ -98,8 +103,10 @@ def _say_by_views(graph: TracedGraph, node: TracedNode) -> None:
         if place > 0:
             if node.outputsSize() != 1 or _sizes(operands[place]) != _sizes(node.output()):
                 raise _refusal(node, "has several results, or one of another shape, to write to")
-            made = graph.create(node.kind(), [*operands[:place], *operands[place + 1 :]], 1)
-            made = graph.insertNode(made)
+            given = [*operands[:place], *operands[place + 1 :]]
+            if node.kind() in _FACTORIES:
+                given += [graph.insertConstant(option) for option in (dtype_of(node.output()), None, None, None)]
+            made = graph.insertNode(graph.create(node.kind(), given, 1))
             made.output().setType(node.output().type())
             written = graph.create("aten::copy_", [operands[place], made.output(), graph.insertConstant(False)], 1)
         elif node.kind() == "aten::fill_diagonal_" and _sizes(operands[0]) and not operands[2].toIValue():
