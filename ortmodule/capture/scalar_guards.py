@@ -47,6 +47,7 @@ from ortmodule.core.torch_private import (
     untraced,
     validate_sample,
 )
+from ortmodule.guards import item_reads
 from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.item_reads import KINDS
 
@@ -89,6 +90,7 @@ class Recorder:
     #: Of attributes that hold a dictionary or a namespace: which instructions read them.
     sites: dict[tuple[int, str], set[tuple[types.CodeType, int]]] = field(default_factory=dict)
     met: dict[tuple[int, str], int] = field(default_factory=dict)  # ids of attributes' values, by their dictionaries
+    began: dict[int, Any] = field(default_factory=dict)  # what containers held when forward began, by their ids
     asks_layout: bool = False  # does forward ask how a tensor lies in memory?
     where: Callable[[], str | None] = lambda: None  # the submodule whose forward runs
     numbers: Any = None  # what becomes of numbers from data (data_numbers.py); None: they are compared
@@ -391,7 +393,9 @@ def _attribute_reads() -> Replacement:
                     _note(recorder, module, name)
                 if (sites := recorder.sites.get((id(module), name))) is not None:
                     frame = sys._getframe(1)
-                    sites.add((frame.f_code, frame.f_lasti))
+                    value = object.__getattribute__(module, "__dict__").get(name)
+                    if not item_reads.are_own(value, recorder.began, name, frame.f_code, frame.f_lasti):
+                        sites.add((frame.f_code, frame.f_lasti))
             return original(module, name)
 
         return method

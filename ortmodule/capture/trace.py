@@ -25,6 +25,7 @@ from ortmodule.capture import (
     tensor_facts,
 )
 from ortmodule.capture.chance import Chance, DrawsOperand, Moved
+from ortmodule.capture.container_items import changed_items, check_value
 from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.filled_caches import check_caches, forget_own
 from ortmodule.capture.output_aliasing import sightings
@@ -38,7 +39,6 @@ from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
 from ortmodule.core.garbage import no_collections
 from ortmodule.core.names import CHANGES_PARAMETER, STATE
-from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items, TensorMemory
 from ortmodule.core.torch_private import (
@@ -307,6 +307,7 @@ class _Flat(nn.Module):
         self.recorder.fields.ran = self.chance.ran
         with self.recorder.paused():
             self.before, self.containers = contents(self.tree), containers(self.tree)
+            self.recorder.began = {id(kept.container): kept.then for kept in self.containers}
             hooks, modules = self.tree.hooks.entries(), self.tree.modules.values()
             given = self.call.args if isinstance(self.call, functools.partial) else ()  # a forward that was assigned
             around = self.tree.caches.holders.snapshot(modules, given)
@@ -513,7 +514,9 @@ class _Flat(nn.Module):
                     found.append(slot)
         if inside:
             with blaming(inside[0][-1]):
-                self._settle(inside, kept)
+                items, settled = changed_items(inside, kept)
+            found += items
+            self.settled += settled
         return found
 
     def _settle_hooks(self, before: dict[tuple[str, str], Items]) -> None:
@@ -528,25 +531,6 @@ class _Flat(nn.Module):
                         raise NotTraceable(f"forward puts a hook on {path}, which a graph would not call")
                     self.settled.append((Slot(f"a hook on {path}", hooks, key), hook))
 
-    def _settle(self, inside: list[tuple[Slot, str | None, str]], before: list[Items]) -> None:
-        """Items that forward sets in what attributes hold (`self.config.kind = "text"`): constants, where none was."""
-        for kept in before:
-            container, then = kept.container, kept.then
-            if not kept.changed():
-                continue
-            items = (
-                container.items() if isinstance(container, dict) and then.keys() <= container.keys() else [(None, [])]
-            )
-            for key, new in items:
-                old = then.get(key) if isinstance(then, dict) else None
-                if new is old:
-                    continue
-                if not isinstance(new, CONSTANTS) or not (old is None or type(old) is bool):
-                    slot, place, _ = inside[0]
-                    where = f" (read at {place})" if place else ""
-                    raise ChangesAround(f"forward changes what is in the attribute {slot.name}{where}")
-                self.settled.append((Slot(f"{inside[0][0].name}.{key}", container, key), new))
-
     def _check_set(self, path: str, slot: Slot, then: Contents, value: Any) -> None:
         """Can it be done again by setting a value like this one?"""
         module, key = then.module, str(slot.key)
@@ -558,12 +542,7 @@ class _Flat(nn.Module):
         if place is not None and type(value) in _COUNTERS and type(value) is type(then.attributes.get(key)):
             text = f"{place} reads the attribute {slot.name}, which forward sets to another value"
             raise CountsAttribute(text, path, key) if type(value) in (int, float) else NotTraceable(text)
-        try:
-            _, structure = pytree.flatten(value, results=True)
-        except Unflattenable as error:
-            raise NotTraceable(f"forward sets the attribute {slot.name} to {error}") from None
-        if structure.objects:
-            raise NotTraceable(f"forward sets the attribute {slot.name} to an object")
+        check_value(f"the attribute {slot.name}", value)
 
     def _writes(self, tensors: Sequence, changed: Sequence[bool]) -> list[torch.Tensor]:
         """New contents of the inputs, buffers and plain tensors that forward changed."""

@@ -18,6 +18,7 @@ from typing import Any
 #: Classes of which only the items that are read count.
 KINDS = (dict, OrderedDict, types.SimpleNamespace)
 ITEM, FIELD = "item", "field"
+_MISSING = object()
 #: A step into a container: ITEM and a key, or FIELD and a name.
 Step = tuple[str, Any]
 
@@ -61,7 +62,21 @@ def at(code: types.CodeType, offset: int, name: str) -> ItemReads:
     i = places.get(offset)
     if i is None or steps[i].opname not in _ATTRIBUTES or steps[i].argval != name:
         return whole()
-    return _behind(code, i, MOST_STEPS)
+    return ItemReads() if _is_set(steps[i + 1 :]) else _behind(code, i, MOST_STEPS)
+
+
+def are_own(value: Any, began: Mapping[int, Any], name: str, code: types.CodeType, offset: int) -> bool:
+    """Has forward set all items that the instruction at ``offset`` reads of the attribute ``name``, which holds
+    ``value``? ``began``: what containers held when it began, by their ids."""
+    then = began.get(id(value))
+    if not isinstance(then, dict) or not isinstance(value, dict):
+        return False
+    reads = at(code, offset, name)
+    if reads.whole or not reads.items:
+        return False
+    keys = [key for kind, key in reads.items if kind == ITEM]
+    own = [key in value and value[key] is not then.get(key, _MISSING) for key in keys]
+    return len(keys) == len(reads.items) and all(own)
 
 
 def of_global(name: str, owner: types.ModuleType, ran: Mapping[types.CodeType, dict[str, Any]]) -> ItemReads:
