@@ -343,9 +343,8 @@ class _Flat(nn.Module):
             self.sets = self._sets(self.before, self.containers, self._elsewhere(result, own))
             if self.tree.may_fill:
                 check_caches(self.tree, self.sets, self.recorder.met, self.versions, self.before, own)
-            sets = [slot.get() for slot in self.sets]
             written = [i for i, flag in enumerate(changed) if flag and id(tensors[i]) not in self.mode.moved]
-            value: tuple = (result, sets) if filled is None else (filled, result, sets)
+            value = *([] if filled is None else [filled]), result, [slot.get() for slot in self.sets]
             outputs = self._results(value, tensors, parameters, written)
             self.used_on = [i for i, t in enumerate(outputs) if id(t) in used_on]
             outputs += self._writes(tensors, changed)
