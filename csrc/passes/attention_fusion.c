@@ -238,13 +238,37 @@ static status pack_keys(graph *g, const attention *a, value *in[OPERANDS]) {
     return OK;
 }
 
+/* What a bias of torch's kernel was made of: whatever was hidden, and added. */
+static bool is_made_of(const value *v, const attention *a) {
+    const value *added;
+
+    while (value_is(v, "StridedSlice") || value_is(v, "Place") || value_is(v, "Expand") || value_is(v, "Reshape"))
+        v = v->def->in[0];
+    if (!a->allowed) return v == a->bias;
+    if (!value_is(v, "Where") || v->def->in[0] != a->allowed) return false;
+    for (added = v->def->in[1]; added != a->bias && value_is(added, "Cast");) added = added->def->in[0];
+    return a->bias ? added == a->bias : value_is_constant(added);
+}
+
+/* The bias that an attention before has of the same; NULL: none has. Gradients of several are not added in 16 bits. */
+static value *made_before(const graph *g, const attention *a, const node *root) {
+    if (a->bias && a->bias->needs_grad) return NULL;
+    for (const node *n = g->first; n && n != root; n = n->next) {
+        if (!node_is(n, "FusedAttention") || node_int(n, "torch") != TORCH_BIASED || !is_made_of(n->in[BIAS], a))
+            continue;
+        if (n->in[BIAS]->type == a->q->type) return n->in[BIAS];
+    }
+    return NULL;
+}
+
 /* What is hidden, and the bias, as a bias [1 or B, 1 or H, 1 or Q, K] in the type of the queries, whose rows lie on 16
  * bytes. All layers that hide the same have the same one. */
-static status emit_bias(graph *g, const attention *a, value **out) {
+static status emit_bias(graph *g, const attention *a, const node *root, value **out) {
     enum { STEP = 8 };
     const int64_t zero[MAX_RANK] = {0}, one[] = {1, 1, 1, 1}, keys = a->v->shape.dim[2], queries = a->q->shape.dim[2];
     value *lowest, *b;
 
+    if ((*out = made_before(g, a, root))) return OK;
     if (a->bias) TRY(emit_cast(g, a->bias, a->q->type, &b));
     else TRY(graph_scalar(g, a->q->type, 0, &b));
     if (a->allowed) {
@@ -270,7 +294,7 @@ static status emit_attention(graph *g, const attention *a, const node *root, val
 
     TRY(emit_operands(g, a, in));
     if (a->torch == TORCH_BIASED) {
-        TRY(emit_bias(g, a, &in[BIAS]));
+        TRY(emit_bias(g, a, root, &in[BIAS]));
         in[ALLOWED] = NULL;
     }
     if (a->triton) {
