@@ -69,6 +69,7 @@ bool torch_has_attention(bool cuda) {
 
     if (cuda &&
         (!t->aoti_torch_cuda__efficient_attention_forward || !t->aoti_torch_cuda__efficient_attention_backward ||
+         !t->aoti_torch_get_device_type || !t->aoti_torch_dtype_int64 || !t->aoti_torch_device_type_cpu ||
          !t->aoti_torch_get_current_cuda_stream || !t->aoti_torch_device_type_cuda))
         return false;
     if (!cuda &&

@@ -80,6 +80,7 @@ typedef struct aten_tensor *aten; /* torch's handle of an at::Tensor */
       (aten dy, aten q, aten k, aten v, aten y, aten lse, double dropout, int32_t causal, const aten *mask,            \
        const double *scale, aten *dq, aten *dk, aten *dv),                                                             \
       FOR_ATTENTION)                                                                                                   \
+    F(int32_t, aoti_torch_get_device_type, (aten t, int32_t *out), FOR_GPU_ATTENTION)                                  \
     F(int32_t, aoti_torch_get_current_cuda_stream, (int32_t device, void **out), FOR_GPU_ATTENTION)                    \
     F(int32_t, aoti_torch_cuda__efficient_attention_forward,                                                           \
       (aten q, aten k, aten v, const aten *bias, const aten *starts_q, const aten *starts_k, const int64_t *longest_q, \
@@ -178,7 +179,7 @@ void torch_leave(const torch_quiet *q);
 typedef struct torch_call {
     const torch_lib *t;
     torch_quiet quiet;
-    aten in[9], out[7];
+    aten in[12], out[7];
 } torch_call;
 bool torch_begin(torch_call *c, const torch_lib *t); /* false: there is no call */
 void torch_end(torch_call *c);

@@ -80,9 +80,19 @@ status value_ints(graph *g, value *v, const char *what, int *count, const int64_
     return OK;
 }
 
+/* Before it was repeated, or put otherwise: its elements are the same, but for how many there are. */
+static const value *before_moves(const value *v) {
+    static const char *const moves[] = {"Expand", "Reshape", "Transpose", "StridedSlice"};
+    for (size_t i = 0; !value_is_constant(v) && v->def && i < sizeof moves / sizeof *moves; i++)
+        if (strcmp(v->def->op->name, moves[i]) == 0) return before_moves(v->def->in[0]);
+    return v;
+}
+
 bool value_is_filled(const value *v, double *x) {
     int64_t n;
 
+    if (shape_count(&v->shape) == 0) return false;
+    v = before_moves(v);
     if (!value_is_constant(v) || (n = shape_count(&v->shape)) == 0) return false;
     *x = dtype_get(v->type, v->data, 0);
     for (int64_t i = 1; i < n; i++)

@@ -9,8 +9,11 @@
 #include "ops/op.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
+enum { MOST_REPEATED = 4 }; /* operands */
+static const double most_exact = 0x1p52;
 enum { SMALL_CONSTANT = 256, MAX_NUMBERS = 16 };
 
 /* What is larger is computed in each run: the result of a node; results of a plan together, but for those that are as
@@ -242,6 +245,26 @@ static void take_outputs(const node *n, value **out) {
     for (int i = 0; i < n->n_out; i++) out[i] = n->out[i];
 }
 
+/* A pointwise operator of operands that are each the same everywhere, and too large to be folded: one element of its result,
+ * repeated. So masks and biases that change nothing are known as such, however large. */
+static status repeat_one(graph *g, const node *n, value **out) {
+    value *in[MOST_REPEATED] = {NULL}, *one = NULL;
+    double x[MOST_REPEATED];
+
+    if (!(n->op->flags & POINTWISE) || n->op->flags & (RANDOM | EFFECT | KEEP) || n->n_out != 1 ||
+        n->n_in > MOST_REPEATED || shape_count(&n->out[0]->shape) <= 1)
+        return OK;
+    for (int i = 0; i < n->n_in; i++) {
+        if (!n->in[i] || !value_is_filled(n->in[i], &x[i])) return OK;
+        if (!dtype_is_float(n->in[i]->type) && fabs(x[i]) > most_exact) return OK; /* it has been rounded */
+    }
+    for (int i = 0; i < n->n_in; i++) TRY(graph_scalar(g, n->in[i]->type, x[i], &in[i]));
+    TRY(graph_emit(g, n->op->name, n->attrs, n->n_in, in, 1, &one));
+    if (!one->data) return OK;
+    TRY(graph_ints(g, n->out[0]->shape.rank, n->out[0]->shape.dim, &in[0]));
+    return emit(g, out, "Expand", one, in[0]);
+}
+
 /* out[0..n->n_out) receives what stands for the node's outputs. */
 static status emit_node(graph *g, node *n, value **out) {
     const op_def *op = n->op;
@@ -271,7 +294,13 @@ static status emit_node(graph *g, node *n, value **out) {
         g->n_simplified += out[0] != NULL;
         if (out[0]) return OK;
     }
-    if (foldable(g, n)) {
+    const bool folds = foldable(g, n);
+    if (!folds && !g->as_written) {
+        TRY(repeat_one(g, n, out));
+        g->n_simplified += out[0] != NULL;
+        if (out[0]) return OK;
+    }
+    if (folds) {
         TRY(fold(g, n));
     } else {
         propagate_needs_grad(n);

@@ -221,7 +221,7 @@ static inline bool value_is_constant(const value *v) { return v && v->data; }
 MUST_USE status value_known(graph *g, value *v, const char *what);
 /* A constant integer tensor as int64; `*count` elements. E_DATA as from value_known. */
 MUST_USE status value_ints(graph *g, value *v, const char *what, int *count, const int64_t **out);
-/* True when `v` is a constant all of whose elements equal one number. */
+/* True when all elements of `v` are known to equal one number: it is a constant, or one that is repeated, or moved. */
 bool value_is_filled(const value *v, double *x);
 
 /* Checks every invariant (uses, order, ids, types and shapes agree with inference); E_INVALID names the node. */

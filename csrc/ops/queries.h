@@ -98,8 +98,8 @@ MUST_USE status triton_emit(graph *g, const triton_chain *ch, value **out);
 enum { NARROW_SOFTMAX_MOST = 4096 };
 /* The widest heads that FusedAttention takes. */
 enum { FUSED_ATTENTION_WIDTH = 256 };
-/* Its attribute "torch": which keys torch's own kernel is asked for. */
-typedef enum torch_attention { TORCH_NONE, TORCH_ALL, TORCH_CAUSAL } torch_attention;
+/* Its attribute "torch": which keys torch's own kernel is asked for; TORCH_BIASED: all, with a bias that hides some. */
+typedef enum torch_attention { TORCH_NONE, TORCH_ALL, TORCH_CAUSAL, TORCH_BIASED } torch_attention;
 /* Whether FusedAttention is faster, so many queries and keys a sequence, than its parts. `masked`: some keys are hidden;
  * `dropout`: some weights are dropped. */
 bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked, bool dropout);

@@ -118,14 +118,18 @@ static bool fits(const attention *a, const node *root) {
     return a->q->type == a->k->type && a->q->type == a->v->type && a->q->type == root->out[0]->type;
 }
 
-/* Added in the type of the products, or of their sums; a gradient is made of whole tiles. */
+/* Added in the type of the products, or of their sums. */
 static bool bias_fits(const attention *a) {
+    const value *b = a->bias;
+    return !b || b->type == a->q->type || (dtype_is_narrow(a->q->type) && b->type == F32);
+}
+
+/* Our kernels make a bias's gradient of whole tiles. */
+static bool bias_is_whole(const attention *a) {
     const value *b = a->bias;
     const int rank = b ? b->shape.rank : 0;
 
-    if (!b) return true;
-    if (b->type != a->q->type && !(dtype_is_narrow(a->q->type) && b->type == F32)) return false;
-    if (!b->needs_grad) return true;
+    if (!b || !b->needs_grad) return true;
     return rank >= 2 && b->shape.dim[rank - 2] == a->q->shape.dim[2] && b->shape.dim[rank - 1] == a->k->shape.dim[3];
 }
 
@@ -207,7 +211,8 @@ static status emit_operands(graph *g, const attention *a, value *in[3]) {
     rk.seen |= !value_is_private(a->k);
     const int64_t groups = rk.few ? rk.few->shape.dim[1] : k->shape.dim[1];
     const bool same_groups = groups == (rv.few ? rv.few->shape.dim[1] : v->shape.dim[1]);
-    if (same_groups && ((!a->torch && !a->lists) || fused_attention_flash(g, a->q->type, width, value_width))) {
+    if (same_groups && a->torch != TORCH_BIASED &&
+        ((!a->torch && !a->lists) || fused_attention_flash(g, a->q->type, width, value_width))) {
         if (rk.few) TRY(emit_few(g, &rk, &k));
         if (rv.few) TRY(emit_few(g, &rv, &v));
         rk.few = rv.few = NULL;
@@ -233,11 +238,65 @@ static status pack_keys(graph *g, const attention *a, value *in[OPERANDS]) {
     return OK;
 }
 
+/* What a bias of torch's kernel was made of: whatever was hidden, and added. */
+static bool is_made_of(const value *v, const attention *a) {
+    const value *added;
+
+    while (value_is(v, "StridedSlice") || value_is(v, "Place") || value_is(v, "Expand") || value_is(v, "Reshape"))
+        v = v->def->in[0];
+    if (!a->allowed) return v == a->bias;
+    if (!value_is(v, "Where") || v->def->in[0] != a->allowed) return false;
+    for (added = v->def->in[1]; added != a->bias && value_is(added, "Cast");) added = added->def->in[0];
+    return a->bias ? added == a->bias : value_is_constant(added);
+}
+
+/* The bias that an attention before has of the same; NULL: none has. Gradients of several are not added in 16 bits. */
+static value *made_before(const graph *g, const attention *a, const node *root) {
+    if (a->bias && a->bias->needs_grad) return NULL;
+    for (const node *n = g->first; n && n != root; n = n->next) {
+        if (!node_is(n, "FusedAttention") || node_int(n, "torch") != TORCH_BIASED || !is_made_of(n->in[BIAS], a))
+            continue;
+        if (n->in[BIAS]->type == a->q->type) return n->in[BIAS];
+    }
+    return NULL;
+}
+
+/* What is hidden, and the bias, as a bias [1 or B, 1 or H, 1 or Q, K] in the type of the queries, whose rows lie on 16
+ * bytes. All layers that hide the same have the same one. */
+static status emit_bias(graph *g, const attention *a, const node *root, value **out) {
+    enum { STEP = 8 };
+    const int64_t zero[MAX_RANK] = {0}, one[] = {1, 1, 1, 1}, keys = a->v->shape.dim[2], queries = a->q->shape.dim[2];
+    value *lowest, *b;
+
+    if ((*out = made_before(g, a, root))) return OK;
+    if (a->bias) TRY(emit_cast(g, a->bias, a->q->type, &b));
+    else TRY(graph_scalar(g, a->q->type, 0, &b));
+    if (a->allowed) {
+        TRY(graph_scalar(g, a->q->type, -INFINITY, &lowest));
+        TRY(emit(g, &b, "Where", a->allowed, b, lowest));
+    }
+    shape s = SHAPE(1, 1, 1, 1);
+    for (int d = 4 - b->shape.rank; d < 4; d++) s.dim[d] = b->shape.dim[d - 4 + b->shape.rank];
+    if (b->needs_grad) s.dim[2] = queries;
+    TRY(emit_expand(g, b, &s, &b));
+    if (keys % STEP) {
+        s.dim[3] = keys + STEP - keys % STEP;
+        TRY(emit_place(g, b, NULL, zero, &s, one, &b));
+        TRY(emit_slice_axis(g, b, 3, 0, keys, &b));
+    }
+    *out = b;
+    return OK;
+}
+
 static status emit_attention(graph *g, const attention *a, const node *root, value **out) {
     value *in[OPERANDS] = {[ALLOWED] = a->allowed, [BIAS] = a->bias}, *y[3];
     const bool sized = a->pack; /* sizes that lists of rows do not show */
 
     TRY(emit_operands(g, a, in));
+    if (a->torch == TORCH_BIASED) {
+        TRY(emit_bias(g, a, root, &in[BIAS]));
+        in[ALLOWED] = NULL;
+    }
     if (a->triton) {
         const attr *attrs = NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key),
                                        INT("safe", a->safe), INT("triton", a->triton));
@@ -319,6 +378,50 @@ static value *keys_to_pack(const graph *g, const attention *a, bool paying) {
     return m.keys;
 }
 
+/* Numbers of which every sum with scores, and its exponential, is exact enough in float32, as parameters' are: not the lowest
+ * of a type, which would be -inf times something to torch's kernel. */
+static bool is_moderate(const value *v, int64_t keys, int *looks) {
+    static const char *const moves[] = {"Cast",   "Reshape",      "Transpose", "Expand",
+                                        "Gather", "StridedSlice", "Neg",       "Contiguous"};
+    enum { FAR = 10000 };
+    const node *n = v->def;
+
+    if (--*looks < 0) return false;
+    if (value_is_constant(v)) {
+        for (int64_t i = 0, count = shape_count(&v->shape); i < count; i++)
+            if (!(fabs(dtype_get(v->type, v->data, i)) <= FAR)) return false;
+        return true;
+    }
+    if (!n) return v->needs_grad; /* a parameter */
+    for (size_t i = 0; i < sizeof moves / sizeof *moves; i++)
+        if (node_is(n, moves[i])) return is_moderate(n->in[0], keys, looks);
+    if (node_is(n, "Sigmoid") || node_is(n, "Tanh")) return true;
+    if (node_is(n, "Where") && attention_mask_causal(n->in[0], keys))
+        return is_moderate(n->in[1], keys, looks); /* each query sees itself: whatever the others get, it is hidden */
+    if (!node_is(n, "Add") && !node_is(n, "Sub") && !node_is(n, "Mul") && !node_is(n, "Concat")) return false;
+    for (int i = 0; i < n->n_in; i++)
+        if (!is_moderate(n->in[i], keys, looks)) return false;
+    return true;
+}
+
+/* Along all keys, so that rows of it can be read as they lie. */
+static bool is_of_all_keys(const value *v, int64_t keys) {
+    return v && v->shape.rank > 0 && v->shape.rank <= 4 && v->shape.dim[v->shape.rank - 1] == keys;
+}
+
+/* Whether torch's memory-efficient kernel is asked for all that is hidden, and added, as a bias. */
+static bool by_bias(const graph *g, const attention *a, bool paying) {
+    const shape *q = &a->q->shape, *v = &a->v->shape;
+    const shape scores = SHAPE(q->dim[0], q->dim[1], q->dim[2], v->dim[2]);
+    int looks = 64;
+
+    if (!g->cuda || (!a->bias && !a->allowed)) return false;
+    if ((a->allowed && a->allowed->shape.rank > 4) || (a->bias && a->bias->shape.rank > 4)) return false;
+    if (!is_of_all_keys(a->bias, v->dim[2]) && !is_of_all_keys(a->allowed, v->dim[2])) return false;
+    if (a->bias && !is_moderate(a->bias, v->dim[2], &looks)) return false;
+    return fused_attention_by_torch(g, a->q->type, TORCH_BIASED, &scores, q->dim[3], v->dim[3], a->ratio > 0, paying);
+}
+
 /* Triton's flash attention, where a module asks for it: with masks, biases and dropout, but the gradient of a bias only where
  * that has the shape of the scores. */
 static torch_attention by_triton(const graph *g, const attention *a) {
@@ -349,15 +452,17 @@ static status fuse(graph *g, value *const v[], const node *root, where place, va
     if (!find_attention(v[WEIGHTS], &a) || !fits(&a, root) || !bias_fits(&a)) return OK;
     if (place == BY_FLASH_WITH_DROPOUT && a.ratio == 0) return OK;
     TRY(bias_to_mask(g, &a));
-    if ((a.triton = by_triton(g, &a))) return emit_attention(g, &a, root, out);
+    if (bias_is_whole(&a) && (a.triton = by_triton(g, &a))) return emit_attention(g, &a, root, out);
     if (a.ratio == 0 || place == BY_FLASH_WITH_DROPOUT) {
         const bool paying = place == BY_FLASH_WITH_DROPOUT || !g->attention_everywhere;
         a.torch = by_torch(g, &a, paying);
         a.lists = by_lists(g, &a, paying);
         a.pack = a.torch || a.lists ? NULL : keys_to_pack(g, &a, paying);
         if (a.pack) a.torch = TORCH_ALL;
+        if (!a.torch && !a.lists && by_bias(g, &a, paying)) a.torch = TORCH_BIASED;
     }
-    if (place == BY_FLASH_WITH_DROPOUT && !a.torch && !a.lists) return OK;
+    if ((place == BY_FLASH_WITH_DROPOUT && !a.torch && !a.lists) || (a.torch != TORCH_BIASED && !bias_is_whole(&a)))
+        return OK;
     return place == ALWAYS || a.torch || a.lists || pays(g, &a) ? emit_attention(g, &a, root, out) : OK;
 }
 

@@ -71,6 +71,7 @@ static status take_rows(graph *g, node *n, int *fired) {
     value *in[OPERANDS] = {NULL}, *k_rows = NULL, *v_rows = NULL, *y[3];
 
     if (!node_is(n, "FusedAttention") || node_in(n, Q_ROWS) || node_in(n, K_ROWS)) return OK;
+    if (node_int(n, "torch") == TORCH_BIASED) return OK; /* its bias is of all rows */
     const value *q = n->in[Q], *k = n->in[K];
     for (int i = 0; i < OPERANDS; i++) in[i] = node_in(n, i);
     value *some_q = some_rows(n->in[Q], &in[Q_ROWS]);

@@ -281,7 +281,8 @@ TEST(folding_ends_before_it_fills_the_memory) {
 
     ctx_init(&c);
     g = new_graph(&c);
-    value *x = number(g, F32, 1), *sizes = INT_LIST(g, EACH), *sum = number(g, F32, 0);
+    value *x, *sizes = INT_LIST(g, 2, EACH / 2), *sum = number(g, F32, 0);
+    CHECK_OK(&c, graph_add_constant(g, F32, &SHAPE(2, 1), (float[]){1, 2}, &x)); /* not one number, repeated */
     for (int i = 0; i < NODES; i++) {
         value *y = NODE(g, "Mul", NODE(g, "Expand", x, sizes), number(g, F32, i));
         y = NODE_WITH(g, "ReduceSum", NODE_ATTRS(INT("keepdims", 0)), y);

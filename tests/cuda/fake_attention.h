@@ -18,6 +18,8 @@ typedef struct work {
     bool causal;
     double scale, dropout;
     const uint64_t *drawn;
+    const tensor *bias; /* or NULL, as its gradient */
+    tensor *dbias;
     const int32_t *starts[2]; /* of listed queries and keys, [sequences + 1]; or NULL */
     int64_t sequences, sequence, longest[2];
 } work;
@@ -54,7 +56,7 @@ static const char *wrong(const work *w) {
         return "sizes of attention";
     if (w->kernel == EFFICIENT && q->dim[2] != k->dim[2]) return "fewer heads of keys than it takes";
     if (w->kernel == FLASH && q->dim[3] != v->dim[3]) return "other widths than it takes";
-    if (w->kernel != FLASH && w->dropout != 0) return "dropout that is not asked for there";
+    if (w->kernel != FLASH && !w->bias && w->dropout != 0) return "dropout that is not asked for there";
     return w->dropout < 0 || w->dropout >= 1 ? "a form of attention" : NULL;
 }
 
@@ -75,7 +77,7 @@ static double score(const work *w, int64_t b, int64_t h, int64_t i, int64_t j) {
     const int64_t qi = at(&w->q, b, i, h), kj = at(&w->k, b, j, group(w, h));
     double sum = 0;
     for (int64_t d = 0; d < w->q.dim[3]; d++) sum += element(&w->q, qi + d) * element(&w->k, kj + d);
-    return w->scale * sum;
+    return w->scale * sum + (w->bias ? element(w->bias, at(w->bias, b, h, i) + j) : 0);
 }
 
 static void attend(const work *w, int64_t b, int64_t h, int64_t i, tensor *y, tensor *lse, double *x) {
@@ -83,7 +85,10 @@ static void attend(const work *w, int64_t b, int64_t h, int64_t i, tensor *y, te
     double most = -INFINITY, total = 0;
 
     for (int64_t j = 0; j < keys; j++) most = fmax(most, x[j] = score(w, b, h, i, j));
+    const bool nothing = most == -INFINITY; /* then there are zeros, and a sum of 1 */
+    if (nothing) most = 0;
     for (int64_t j = 0; j < keys; j++) total += x[j] = exp(x[j] - most);
+    if (nothing) total = 1;
     for (int64_t j = 0; j < keys; j++) x[j] *= kept(w, b, h, i, j);
     for (int64_t d = 0; d < w->v.dim[3]; d++) {
         double sum = 0;
@@ -251,6 +256,7 @@ static void turn_back(const work *w, const tensor *dy, const tensor *y, const te
                 double dp = 0;
                 for (int64_t e = 0; e < out; e++) dp += element(dy, row + e) * element(&w->v, at(&w->v, b, j, g) + e);
                 const double ds = p * (by * dp - delta) * w->scale;
+                if (w->dbias) set(w->dbias, at(w->dbias, b, h, i) + j, p * (by * dp - delta));
                 add(dv + j * out, dy, row, out, p * by);
                 add(dq + i * width, &w->k, at(&w->k, b, j, g), width, ds);
                 add(dk + j * width, &w->q, at(&w->q, b, i, h), width, ds);
@@ -260,6 +266,14 @@ static void turn_back(const work *w, const tensor *dy, const tensor *y, const te
     }
     for (int64_t j = 0; j < keys; j++) store(d[1], at(d[1], b, j, g), dk + j * width, width);
     for (int64_t j = 0; j < keys; j++) store(d[2], at(d[2], b, j, g), dv + j * out, out);
+}
+
+/* The memory-efficient kernel reads sums up to a multiple of 32 rows, and multiplies what it makes of them by 0. */
+static bool ends_in_nothing(const work *w, const tensor *sums, int64_t b, int64_t queries) {
+    for (int64_t h = 0; w->kernel == EFFICIENT && h < w->q.dim[2]; h++)
+        for (int64_t i = queries; i < padded(queries); i++)
+            if (element(sums, b * sums->stride[0] + h * sums->stride[1] + i) != INFINITY) return false;
+    return true;
 }
 
 static int backward(const work *w, const tensor *dy, const tensor *y, const tensor *lse, int rank, int64_t room,
@@ -275,6 +289,8 @@ static int backward(const work *w, const tensor *dy, const tensor *y, const tens
     if (!is(lse) || lse->type != FLOAT32 || lse->rank != rank || lse->dim[0] != w->q.dim[0] ||
         lse->dim[1] != w->q.dim[2] || lse->dim[2] != room || lse->stride[2] != 1 || (uintptr_t)lse->data % 16)
         return complain("sums of attention");
+    for (int64_t b = 0; b < w->q.dim[0]; b++)
+        if (!ends_in_nothing(w, lse, b, w->q.dim[1])) return complain("sums of rows that there are not");
     for (int i = 0; i < 3; i++) d[i] = make(w->q.type, 4, like[i]->dim);
     const size_t sizes = (size_t)((w->q.dim[1] + w->k.dim[1]) * w->q.dim[3] + w->k.dim[1] * w->v.dim[3] + 1);
     double *sums = malloc(sizeof *sums * sizes);
@@ -314,6 +330,7 @@ static int backward_listed(const work *w, const tensor *dy, const tensor *y, con
         const tensor dys = rows_of(&from, q, p.q.dim[1]), ys = rows_of(&of, q, p.q.dim[1]), sums = sums_of(w, lse, s);
         tensor parts[] = {rows_of(d[0], q, p.q.dim[1]), rows_of(d[1], k, p.k.dim[1]), rows_of(d[2], k, p.k.dim[1])};
         tensor *to[] = {&parts[0], &parts[1], &parts[2]};
+        if (!ends_in_nothing(&p, &sums, 0, p.q.dim[1])) return complain("sums of rows that there are not");
         if (w->kernel == EFFICIENT && (p.q.dim[1] == 0 || p.k.dim[1] == 0)) continue;
         double *room_of_sums = malloc(sizeof *room_of_sums *
                                       (size_t)((p.q.dim[1] + p.k.dim[1]) * p.q.dim[3] + p.k.dim[1] * p.v.dim[3] + 1));

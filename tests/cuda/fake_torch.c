@@ -21,7 +21,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FLOAT32 = 6, HALF = 5, BFLOAT16 = 15, INT32 = 3, UINT64 = 29, CUDA = 1, TENSOR = 0x5445, ROUND = 32, MOST = 64 };
+enum {
+    FLOAT32 = 6,
+    HALF = 5,
+    BFLOAT16 = 15,
+    INT32 = 3,
+    INT64 = 4,
+    UINT64 = 29,
+    CPU = 0,
+    CUDA = 1,
+    TENSOR = 0x5445,
+    ROUND = 32,
+    MOST = 64
+};
 
 typedef struct tensor {
     int kind, type, rank;
@@ -63,6 +75,8 @@ CONSTANT(aoti_torch_dtype_float16, HALF)
 CONSTANT(aoti_torch_dtype_bfloat16, BFLOAT16)
 CONSTANT(aoti_torch_dtype_uint64, UINT64)
 CONSTANT(aoti_torch_dtype_int32, INT32)
+CONSTANT(aoti_torch_dtype_int64, INT64)
+CONSTANT(aoti_torch_device_type_cpu, CPU)
 CONSTANT(aoti_torch_device_type_cuda, CUDA)
 
 EXPORT int aoti_torch_create_tensor_from_blob(void *data, int64_t rank, const int64_t *dim, const int64_t *stride,
@@ -71,6 +85,7 @@ EXPORT int aoti_torch_create_tensor_from_blob(void *data, int64_t rank, const in
 EXPORT int aoti_torch_delete_tensor_object(tensor *t);
 EXPORT int aoti_torch_get_data_ptr(tensor *t, void **out);
 EXPORT int aoti_torch_get_numel(tensor *t, int64_t *out);
+EXPORT int aoti_torch_get_device_type(tensor *t, int32_t *out);
 EXPORT int aoti_torch_get_dim(tensor *t, int64_t *out);
 EXPORT int aoti_torch_get_stride(tensor *t, int64_t axis, int64_t *out);
 EXPORT int aoti_torch_get_current_cuda_stream(int32_t device, void **out);
@@ -125,7 +140,8 @@ int aoti_torch_create_tensor_from_blob(void *data, int64_t rank, const int64_t *
     tensor *t;
 
     if (!enter()) return 1;
-    if (!data || rank < 1 || rank > 4 || offset || device_type != CUDA || device < 0 || device > 1)
+    if (!data || rank < 1 || rank > 4 || offset || device_type != (type == INT64 ? CPU : CUDA) || device < 0 ||
+        device > 1)
         return complain("a tensor over memory");
     if (!(t = calloc(1, sizeof *t))) return 1;
     *t = (tensor){.kind = TENSOR, .type = type, .rank = (int)rank, .data = data};
@@ -152,7 +168,7 @@ static tensor *make(int type, int rank, const int64_t *dim) {
     if (!t) return NULL;
     *t = (tensor){.kind = TENSOR, .type = type, .rank = rank};
     for (int d = rank - 1; d >= 0; d--) t->dim[d] = dim[d], t->stride[d] = step, step *= dim[d];
-    t->bytes = (size_t)count(t) * (type == UINT64 ? 8 : type == FLOAT32 ? 4 : 2) + 1;
+    t->bytes = (size_t)count(t) * (type == UINT64 || type == INT64 ? 8 : type == FLOAT32 ? 4 : 2) + 1;
     if (!(t->data = t->owned = aligned_alloc(512, (t->bytes + 511) / 512 * 512))) return free(t), NULL;
     memset(t->owned, 0xff, t->bytes);
     fake_hold(1);
@@ -178,6 +194,13 @@ int aoti_torch_get_data_ptr(tensor *t, void **out) {
 int aoti_torch_get_numel(tensor *t, int64_t *out) {
     if (!is(t)) return complain("the size of a tensor that there is not");
     *out = count(t);
+    return 0;
+}
+
+/* Numbers of the generator are on the CPU, all else is not. */
+int aoti_torch_get_device_type(tensor *t, int32_t *out) {
+    if (!is(t)) return complain("the device of a tensor that there is not");
+    *out = t->type == INT64 ? CPU : CUDA;
     return 0;
 }
 
@@ -212,34 +235,74 @@ int aoti_torch_get_current_cuda_stream(int32_t device, void **out) {
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
+static int64_t padded(int64_t length) { return (length + ROUND - 1) / ROUND * ROUND; }
+
 #include "fake_attention.h"
 
-static int64_t padded(int64_t length) { return (length + ROUND - 1) / ROUND * ROUND; }
+/* torch's generator. */
+static uint64_t generator[2] = {0x5eed, 0};
 static tensor *one(int type) { return make(type, 1, (const int64_t[]){1}); }
+
+static tensor *number(uint64_t x) {
+    tensor *t = one(INT64);
+    memcpy(t->data, &x, sizeof x);
+    return t;
+}
+
+/* As the kernel wants it; NULL: there is none. */
+static const char *take_bias(work *w, tensor **bias) {
+    if (!bias) return NULL;
+    const tensor *t = *bias;
+    if (!is(t) || t->rank != 4 || t->type != w->q.type || t->stride[3] != 1 || (uintptr_t)t->data % 16)
+        return "a bias of attention";
+    if (t->dim[0] != w->q.dim[0] || t->dim[1] != w->q.dim[2] || t->dim[2] != w->q.dim[1] || t->dim[3] != w->k.dim[1])
+        return "sizes of a bias";
+    for (int d = 0; d < 3; d++)
+        if (t->dim[d] > 1 && t->stride[d] % (t->type == FLOAT32 ? 4 : 8)) return "rows of a bias that are not aligned";
+    w->bias = t;
+    return NULL;
+}
 
 int aoti_torch_cuda__efficient_attention_forward(tensor *q, tensor *k, tensor *v, tensor **bias, tensor **starts_q,
                                                  tensor **starts_k, int64_t *longest_q, int64_t *longest_k,
                                                  double dropout, int64_t mask, int32_t with_lse, double *scale,
                                                  tensor **used, int64_t *window, tensor **y, tensor **lse,
                                                  tensor **seed, tensor **offset, int64_t *out_q, int64_t *out_k) {
-    work w = {.kernel = EFFICIENT, .q = *q, .k = *k, .v = *v, .causal = mask == 1, .scale = *scale, .dropout = dropout};
+    work w = {.kernel = EFFICIENT,
+              .q = *q,
+              .k = *k,
+              .v = *v,
+              .causal = mask == 1,
+              .scale = *scale,
+              .dropout = dropout,
+              .drawn = generator};
+    const char *what = take_bias(&w, bias);
 
-    if (bias || used || window || mask < 0 || mask > 1) return complain("what else attention takes");
+    if (what) return complain(what);
+    if (used || window || mask < 0 || mask > 1 || (bias && starts_q)) return complain("what else attention takes");
+    generator[1] += dropout != 0;
     if (starts_q) {
-        const char *what = starts_k && longest_q && longest_k && q->rank == 4 && q->dim[0] == 1
-                               ? take_starts(&w, *starts_q, *starts_k, *longest_q, *longest_k)
-                               : "operands of sequences";
+        what = starts_k && longest_q && longest_k && q->rank == 4 && q->dim[0] == 1
+                   ? take_starts(&w, *starts_q, *starts_k, *longest_q, *longest_k)
+                   : "operands of sequences";
         if (what) return complain(what);
         if (forward_listed(&w, with_lse ? padded(*longest_q) : 0, y, lse)) return 1;
-        *seed = one(FLOAT32), *offset = one(FLOAT32);
         *out_q = *longest_q, *out_k = *longest_k;
-        return 0;
+    } else {
+        if (starts_k || longest_q || longest_k) return complain("what else attention takes");
+        if (forward(&w, with_lse ? padded(q->dim[1]) : 0, 3, y, lse)) return 1;
+        *out_q = q->dim[1], *out_k = k->dim[1];
     }
-    if (starts_k || longest_q || longest_k) return complain("what else attention takes");
-    if (forward(&w, with_lse ? padded(q->dim[1]) : 0, 3, y, lse)) return 1;
-    *seed = one(FLOAT32), *offset = one(FLOAT32);
-    *out_q = q->dim[1], *out_k = k->dim[1];
+    *seed = number(generator[0]), *offset = number(generator[1]);
     return 0;
+}
+
+/* What was drawn, if something was. */
+static const char *take_numbers(const tensor *seed, const tensor *offset, uint64_t drawn[2]) {
+    if (!is(seed) || !is(offset) || seed->type != INT64 || offset->type != INT64) return "what attention drew";
+    memcpy(&drawn[0], seed->data, sizeof *drawn);
+    memcpy(&drawn[1], offset->data, sizeof *drawn);
+    return NULL;
 }
 
 int aoti_torch_cuda__efficient_attention_backward(tensor *dy, tensor *q, tensor *k, tensor *v, tensor **bias, tensor *y,
@@ -248,26 +311,41 @@ int aoti_torch_cuda__efficient_attention_backward(tensor *dy, tensor *q, tensor 
                                                   tensor *offset, int64_t mask, int32_t with_dbias, double *scale,
                                                   int64_t *splits, int64_t *window, int32_t shared, tensor **dq,
                                                   tensor **dk, tensor **dv, tensor **dbias) {
-    work w = {.kernel = EFFICIENT, .q = *q, .k = *k, .v = *v, .causal = mask == 1, .scale = *scale, .dropout = dropout};
+    uint64_t drawn[2];
+    work w = {.kernel = EFFICIENT,
+              .q = *q,
+              .k = *k,
+              .v = *v,
+              .causal = mask == 1,
+              .scale = *scale,
+              .dropout = dropout,
+              .drawn = drawn};
+    const char *what = take_bias(&w, bias);
 
-    if (bias || with_dbias || window || shared || !is(seed) || !is(offset) || !starts_q != !starts_k)
+    if (!what && dropout > 0) what = take_numbers(seed, offset, drawn);
+    if (what) return complain(what);
+    if (window || shared || !is(seed) || !is(offset) || !starts_q != !starts_k || (with_dbias && !bias))
         return complain("what else attention's gradient takes");
     if (!splits || *splits != 1) return complain("a gradient of attention that is not the same every time");
     if (starts_q) {
-        const char *what = take_starts(&w, *starts_q, *starts_k, longest_q, longest_k);
+        what = take_starts(&w, *starts_q, *starts_k, longest_q, longest_k);
         if (what) return complain(what);
         if (backward_listed(&w, dy, y, lse, padded(longest_q), dq, dk, dv)) return 1;
         *dbias = one(FLOAT32);
         return 0;
     }
     if (longest_q != q->dim[1] || longest_k != k->dim[1]) return complain("lengths of attention");
-    if (backward(&w, dy, y, lse, 3, padded(q->dim[1]), dq, dk, dv)) return 1;
-    *dbias = one(FLOAT32);
-    return 0;
+    *dbias = NULL;
+    if (with_dbias) { /* its rows are longer than it */
+        const int64_t keys = k->dim[1];
+        *dbias = make(q->type, 4, (const int64_t[]){q->dim[0], q->dim[2], q->dim[1], (keys + 15) / 16 * 16});
+        (*dbias)->dim[3] = keys;
+        w.dbias = *dbias;
+    }
+    const int failed = backward(&w, dy, y, lse, 3, padded(q->dim[1]), dq, dk, dv);
+    if (failed && *dbias) (void)aoti_torch_delete_tensor_object(*dbias), *dbias = NULL;
+    return failed;
 }
-
-/* torch's generator. */
-static uint64_t generator[2] = {0x5eed, 0};
 
 int aoti_torch_cuda__flash_attention_forward(tensor *q, tensor *k, tensor *v, tensor **starts_q, tensor **starts_k,
                                              int64_t longest_q, int64_t longest_k, double dropout, int32_t causal,

@@ -144,6 +144,80 @@ def after_tokens():
     return generator
 
 
+class Hidden(nn.Module):
+    """With a mask that is data, or a bias that is a parameter, or both: torch's memory-efficient kernel takes them as a
+    bias."""
+
+    def __init__(self, kind, keys, rate=0.0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.kind, self.rate = kind, rate
+        size = {"keys": (BATCH, 1, 1, keys), "all": (BATCH, HEADS, LENGTH, keys)}.get(kind, (1, HEADS, LENGTH, keys))
+        self.bias = None if kind == "mask" else nn.Parameter(torch.randn(size, generator=generator))
+
+    def forward(self, q, k, v, mask):
+        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        if self.bias is not None:
+            scores = scores + self.bias
+        if "mask" not in self.kind:
+            return F.dropout(scores.softmax(-1), self.rate) @ v
+        allowed = (mask != 0)[:, None]
+        weights = torch.where(allowed, torch.where(allowed, scores, -torch.inf).softmax(-1), 0.0)
+        return F.dropout(weights, self.rate) @ v
+
+
+def hidden_step(module, dtype, keys):
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(BATCH, HEADS, length, 64) for length in (LENGTH, keys, keys)]
+    leaves = [torch.randn(size, generator=generator).to(DEVICE, dtype).requires_grad_() for size in sizes]
+    mask = (torch.rand(BATCH, LENGTH, keys, generator=generator) < 0.6).long()
+    mask[:, ::3] = 0  # these see nothing
+    torch.manual_seed(3)
+    y = module(*leaves, mask.to(DEVICE))
+    dy = torch.randn(y.shape, generator=generator).to(y.device, y.dtype)
+    return leaves, dy, [y.detach(), *torch.autograd.grad(y, [*leaves, *module.parameters()], dy)]
+
+
+def taken_as_a_bias(kernels):
+    return any("fmha_cutlassF" in name for name in kernels) and any("fmha_cutlassB" in name for name in kernels)
+
+
+def kernels_of(run):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    return {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("keys", [LENGTH, LENGTH - 3])
+@pytest.mark.parametrize("kind", ["mask", "heads", "keys", "all", "heads and mask"])
+def test_masks_and_biases_beside_float64(kind, keys, dtype):
+    module = Hidden(kind, keys).to(DEVICE, dtype)
+    ours = ORTModule(copy.deepcopy(module))
+    hidden_step(ours, dtype, keys)
+    found, eager = hidden_step(ours, dtype, keys)[2], hidden_step(module, dtype, keys)[2]
+    exact = hidden_step(copy.deepcopy(module).double(), torch.float64, keys)[2]
+    for mine, theirs, right in zip(found, eager, exact, strict=True):
+        assert distance(mine, right) <= 2 * distance(theirs, right) + LEAST[dtype]
+    assert taken_as_a_bias(kernels_of(lambda: hidden_step(ours, dtype, keys)))
+    report = explain(ours)
+    assert report.captured and not report.aten_ops and not report.refused, (report.fallback, report.refused)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("keys", [LENGTH, LENGTH - 3])
+@pytest.mark.parametrize("kind", ["mask", "heads", "heads and mask"])
+def test_masks_biases_and_dropout(kind, keys, dtype):
+    """Backward drops what forward dropped: results are linear in v."""
+    ours = ORTModule(Hidden(kind, keys, 0.2).to(DEVICE, dtype))
+    hidden_step(ours, dtype, keys)
+    leaves, dy, (y, _, _, dv, *_) = hidden_step(ours, dtype, keys)
+    sums = [(a.double() * b.double()).sum() for a, b in ((dv, leaves[2].detach()), (y, dy))]
+    assert y.isfinite().all() and abs(sums[0] - sums[1]) <= 2e-2 * (y.double() * dy.double()).abs().sum()
+    assert "flash_dropout" in explain(ours).fused
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("width", "groups"), [(64, 16), (128, 16), (64, 4)])
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])

@@ -30,6 +30,14 @@ typedef struct listed_args {
     int64_t rows, width, batch;
 } listed_args;
 
+/* Of [size] elements, each the sum of [times] of what it was broadcast to. */
+typedef struct bias_sum_args {
+    const void *from;
+    void *to;
+    int64_t count, step[4], size[4], times[4];
+    int32_t type;
+} bias_sum_args;
+
 #ifdef ORT_HOST
 #include "cuda/kernels/torch_attention.h"
 #include "cuda/libraries/attention.h"
@@ -123,6 +131,19 @@ static aten handle_of(const attention_call *a, const call *k, const tensor *x, c
     return torch_tensor_there(a->call.t, k->cuda->device, x->type, x->data, s.rank, s.dim, stride);
 }
 
+/* The bias as it is added to the scores. */
+static tensor bias_of(const call *k) {
+    const shape *q = &k->in[Q].shape;
+    return tensor_expand(&k->in[BIAS], &SHAPE(q->dim[0], q->dim[2], q->dim[1], k->in[K].shape.dim[1]));
+}
+
+static bool is_biased(const node *n) { return node_int(n, "torch") == TORCH_BIASED; }
+
+static bool bias_fits(const call *k) {
+    const tensor b = bias_of(k);
+    return b.type == k->in[Q].type && fits(&b);
+}
+
 static bool wanted(const call *k, int i) { return i < k->n_out && tensor_present(&k->out[i]); }
 
 /* False: torch is not asked here. On other streams than its own, as when a graph is recorded, it is not either. Says the
@@ -134,6 +155,7 @@ static bool is_asked(const call *k) {
     if (!torch_attention_is(k->node) || !torch_has_attention(true)) return false;
     for (int i = Q; i <= V; i++)
         if (!fits(&k->in[i]) || (is_listed(k->node) && !has_rows(&k->in[i]))) return false;
+    if (is_biased(k->node) && !bias_fits(k)) return false;
     return !t->aoti_torch_get_current_cuda_stream(k->cuda->device, &stream) && stream == k->cuda->stream;
 }
 
@@ -153,6 +175,7 @@ static bool begin(const call *k, bool kept, attention_call *a) {
                           .ratio = node_float(k->node, "ratio"),
                           .causal = node_int(k->node, "torch") == TORCH_CAUSAL,
                           .kept = kept,
+                          .biased = is_biased(k->node),
                           .same_bits = (k->cuda->math & SAME_BITS) != 0,
                           .architecture = cuda_architecture(k->cuda->device)};
     if (a->listed && key->rank == 3 && a->keys > key->dim[0])
@@ -205,6 +228,12 @@ static bool give(attention_call *a, const call *k, const attention_kernel *f) {
     clear(a);
     for (int i = Q; i <= V; i++)
         if (!(a->call.in[ATTENTION_Q + i] = handle_of(a, k, &k->in[i], f))) return false;
+    if (a->biased) {
+        const tensor b = bias_of(k);
+        a->call.in[ATTENTION_BIAS] =
+            torch_tensor_there(a->call.t, k->cuda->device, b.type, b.data, 4, b.shape.dim, b.stride);
+        if (!a->call.in[ATTENTION_BIAS]) return false;
+    }
     for (int i = 0; a->listed && i < 2; i++) {
         aten *to = &a->call.in[ATTENTION_STARTS_Q + i];
         if (!(*to = torch_tensor_there(a->call.t, k->cuda->device, I32, starts_at(k, i), 1, &count, &one)))
@@ -236,6 +265,9 @@ static shape sums_shape(const sums_args *a, int rank) {
 }
 
 static geometry over_rows(const sums_args *a) { return geometry_over(a->rows * a->heads, 256, 256); }
+static geometry over_sums(const sums_args *a) {
+    return geometry_over(a->heads * (a->flat ? a->rows : a->batch * a->room), 256, 256);
+}
 
 /* The memory of result i, if it lies as it does dense as ours. */
 static const void *result(const attention_call *a, int i, const shape *s, const attention_kernel *f) {
@@ -265,16 +297,42 @@ static status copy_result(ctx *c, const call *k, const attention_call *a, int i,
     return cuda_launch(c, k, aligned ? &wide : &narrow, geometry_rows(l.rows, l.width), &l);
 }
 
+/* The two numbers that the memory-efficient kernel drew by, which are on the CPU; NULL: they are not. */
+static const void *number_drawn(const attention_call *a, int i) {
+    const torch_lib *t = a->call.t;
+    int32_t type;
+    void *data;
+
+    if (t->aoti_torch_get_device_type(a->call.out[i], &type) || type != t->aoti_torch_device_type_cpu()) return NULL;
+    return t->aoti_torch_get_data_ptr(a->call.out[i], &data) ? NULL : data;
+}
+
+/* Where it is, the state that elements were drawn by. */
+static const void *state_drawn(const attention_call *a) {
+    const shape two = SHAPE(2);
+    const int64_t one = 1;
+    if (!a->biased) return torch_tensor_data(a->call.t, a->call.out[2], &two, &one);
+    return number_drawn(a, 3) ? number_drawn(a, 2) : NULL;
+}
+
+static status keep_numbers(ctx *c, const call *k, const attention_call *a) {
+    for (int i = 0; i < 2; i++) {
+        uint64_t x;
+        memcpy(&x, number_drawn(a, 2 + i), sizeof x);
+        TRY(cuda_set_u64(c, k->cuda, (uint64_t *)k->out[2].data + i, x));
+    }
+    return OK;
+}
+
 /* What it keeps of the rows; and of the numbers that it drew. */
 static status keep(ctx *c, const call *k, const attention_call *a, sums_args *sums, const void *drawn) {
     static kernel stats = {.name = "attention_stats"};
-    if (drawn) TRY(cuda_copy_bytes(c, k, k->out[2].data, drawn, 2 * sizeof(uint64_t)));
+    if (drawn && a->biased) TRY(keep_numbers(c, k, a));
+    else if (drawn) TRY(cuda_copy_bytes(c, k, k->out[2].data, drawn, 2 * sizeof(uint64_t)));
     return a->kept ? cuda_launch(c, k, &stats, over_rows(sums), sums) : OK;
 }
 
 static status forward_by(ctx *c, const call *k, attention_call *a, const attention_kernel *f, bool *done) {
-    const shape two = SHAPE(2);
-    const int64_t one = 1;
     int64_t stride[MAX_RANK];
 
     if (!give(a, k, f) || f->forward(a)) return OK;
@@ -282,7 +340,7 @@ static status forward_by(ctx *c, const call *k, attention_call *a, const attenti
     const shape of_sums = sums_shape(&sums, 3);
     stride_contiguous(&of_sums, stride);
     sums.sums = a->kept ? (float *)(uintptr_t)torch_tensor_data(a->call.t, a->call.out[1], &of_sums, stride) : NULL;
-    const void *drawn = wanted(k, 2) ? torch_tensor_data(a->call.t, a->call.out[2], &two, &one) : NULL;
+    const void *drawn = wanted(k, 2) ? state_drawn(a) : NULL;
     if (!result(a, 0, &k->out[0].shape, f) || (a->kept && !sums.sums) || (wanted(k, 2) && !drawn)) return OK;
     TRY(copy_result(c, k, a, 0, f, false, &k->out[0]));
     TRY(keep(c, k, a, &sums, drawn));
@@ -320,6 +378,46 @@ status torch_attention_forward(ctx *c, const call *k, bool *done) {
     return end(c, k, &a, s, *done);
 }
 
+/* The state that forward drew elements by. The memory-efficient kernel wants it on the CPU, which waits for the GPU. */
+static status give_drawn(ctx *c, const call *k, attention_call *a, uint64_t words[2], bool *given) {
+    const int64_t one = 1;
+    aten *in = a->call.in;
+
+    *given = true;
+    if (a->ratio == 0) return OK;
+    if (!a->biased) {
+        in[ATTENTION_DRAWN] = torch_words_there(a->call.t, k->cuda->device, k->in[DRAWN].data, 2);
+        *given = in[ATTENTION_DRAWN];
+        return OK;
+    }
+    TRY(cuda_download(c, k->cuda, words, k->in[DRAWN].data, 2 * sizeof *words));
+    in[ATTENTION_SEED] = torch_tensor(a->call.t, I64, &words[0], 1, &one, &one);
+    in[ATTENTION_OFFSET] = torch_tensor(a->call.t, I64, &words[1], 1, &one, &one);
+    *given = in[ATTENTION_SEED] && in[ATTENTION_OFFSET];
+    return OK;
+}
+
+/* The bias's gradient: what torch made, of all scores, added up over what the bias was broadcast to. */
+static status sum_bias(ctx *c, const call *k, const void *from, const int64_t *stride, tensor *to) {
+    static kernel sums = {.name = "attention_bias_sum"};
+    const tensor scores = bias_of(k);
+    bias_sum_args a = {.from = from, .to = to->data, .count = tensor_count(to), .type = (int32_t)to->type};
+
+    for (int d = 0; d < 4; d++) a.step[d] = stride[d];
+    const int more = 4 - to->shape.rank;
+    for (int d = 0; d < 4; d++) a.size[d] = d < more ? 1 : to->shape.dim[d - more];
+    for (int d = 0; d < 4; d++) a.times[d] = scores.shape.dim[d] / a.size[d];
+    return cuda_launch(c, k, &sums, geometry_over(a.count, 256, 256), &a);
+}
+
+/* The memory of what torch made of the bias's gradient, and how it lies; NULL: it is none. */
+static const void *bias_slope(const attention_call *a, const call *k, int64_t stride[4]) {
+    const tensor scores = bias_of(k);
+    for (int d = 0; d < 4; d++)
+        if (a->call.t->aoti_torch_get_stride(a->call.out[3], d, &stride[d])) return NULL;
+    return torch_tensor_data(a->call.t, a->call.out[3], &scores.shape, stride);
+}
+
 static status backward_by(ctx *c, const call *k, attention_call *a, const attention_kernel *f, bool *done) {
     static kernel to_sums = {.name = "attention_sums"};
     const sums_args sums = sums_of(k, a, f, (char *)k->work + torch_attention_starts(k->node), k->in[STATS].data);
@@ -328,20 +426,26 @@ static status backward_by(ctx *c, const call *k, attention_call *a, const attent
 
     const int rank = attention_kernel_rank(f);
     const shape of_sums = sums_shape(&sums, rank);
-    int64_t stride[MAX_RANK];
+    int64_t stride[MAX_RANK], slope_stride[4];
+    uint64_t words[2];
+    const void *slope = NULL;
+    bool given;
 
     if (rank == 0 || !give(a, k, f)) return OK;
     stride_contiguous(&of_sums, stride);
     in[ATTENTION_Y] = handle_of(a, k, &k->in[Y], f);
     in[ATTENTION_DY] = handle_of(a, k, &k->in[DY], f);
     in[ATTENTION_SUMS] = torch_tensor_there(t, k->cuda->device, F32, sums.sums, of_sums.rank, of_sums.dim, stride);
-    if (a->ratio > 0) in[ATTENTION_DRAWN] = torch_words_there(t, k->cuda->device, k->in[DRAWN].data, 2);
-    for (int i = ATTENTION_Y; i <= ATTENTION_SUMS + (a->ratio > 0); i++)
+    for (int i = ATTENTION_Y; i <= ATTENTION_SUMS; i++)
         if (!in[i]) return OK;
-    TRY(cuda_launch(c, k, &to_sums, over_rows(&sums), &sums));
+    TRY(give_drawn(c, k, a, words, &given));
+    if (!given) return OK;
+    TRY(cuda_launch(c, k, &to_sums, over_sums(&sums), &sums));
     if (f->backward(a)) return OK;
     for (int i = Q; i <= V; i++)
         if (!result(a, i, &k->in[i].shape, f)) return OK;
+    if (a->bias_slope && !(slope = bias_slope(a, k, slope_stride))) return OK;
+    if (slope) TRY(sum_bias(c, k, slope, slope_stride, &k->out[3]));
     for (int i = Q; i <= V; i++)
         if (wanted(k, i)) TRY(copy_result(c, k, a, i, f, i != Q, &k->out[i]));
     *done = true;
@@ -357,6 +461,7 @@ status torch_attention_backward(ctx *c, const call *k, bool *done) {
     *done = false;
     if (k->cuda->dry) return try_out(c, k, &to_sums);
     if (!is_asked(k) || !begin(k, true, &a)) return OK;
+    a.bias_slope = wanted(k, 3);
     s = find_starts(c, k, &a);
     while (s == OK && !*done && tensor_contiguous(&k->in[Y]) && (f = attention_kernel_next(&a, f)))
         if ((s = backward_by(c, k, &a, f, done)) == OK && !*done && attention_kernel_rank(f))
@@ -416,16 +521,27 @@ DEVICE int64_t sum_at(const sums_args *a, int64_t i) {
 KERNEL(attention_stats, sums_args) {
     FOR_EACH(i, a.rows * a.heads) {
         const int64_t at = sum_at(&a, i);
-        const int none = at < 0 || (a.starts && has_no_partner(a.others, sequence_of(a.starts, a.batch, i / a.heads)));
+        const int none = at < 0 || a.sums[at] == -INFINITY ||
+                         (a.starts && has_no_partner(a.others, sequence_of(a.starts, a.batch, i / a.heads)));
         a.stats[2 * i] = none ? 0 : a.sums[at];
         a.stats[2 * i + 1] = none ? 0 : 1;
     }
 }
 
+/* Of place i of the sums: the element of [rows, heads] whose sum it is; -1: there is none. */
+DEVICE int64_t element_at(const sums_args *a, int64_t i) {
+    if (a->flat) return i % a->rows < a->starts[a->batch] ? i % a->rows * a->heads + i / a->rows : -1;
+    const int64_t place = i % a->room, head = i / a->room % a->heads, sequence = i / a->room / a->heads;
+    const int64_t from = a->starts ? a->starts[sequence] : sequence * a->length;
+    const int64_t count = a->starts ? a->starts[sequence + 1] - from : a->length;
+    return place < count ? (from + place) * a->heads + head : -1;
+}
+
+/* torch reads the places behind a sequence's last row, too, and multiplies with what it makes of them: it must be 0. */
 KERNEL(attention_sums, sums_args) {
-    FOR_EACH(i, a.rows * a.heads) {
-        const int64_t at = sum_at(&a, i);
-        if (at >= 0) a.sums[at] = a.stats[2 * i] - logf(a.stats[2 * i + 1]);
+    FOR_EACH(i, a.heads * (a.flat ? a.rows : a.batch * a.room)) {
+        const int64_t from = element_at(&a, i);
+        a.sums[i] = from < 0 ? INFINITY : a.stats[2 * from] - logf(a.stats[2 * from + 1]);
     }
 }
 
@@ -449,6 +565,19 @@ KERNEL(attention_listed_2, listed_args) {
             const int64_t at = row * a.width + j;
             ((uint16_t *)a.to)[at] = none ? 0 : ((const uint16_t *)a.from)[at];
         }
+    }
+}
+
+/* Added in float32 in one order: heads before sequences. */
+KERNEL(attention_bias_sum, bias_sum_args) {
+    FOR_EACH(i, a.count) {
+        int64_t rest = i, at = 0;
+        float sum = 0;
+        for (int d = 3; d >= 0; rest /= a.size[d--]) at += rest % a.size[d] * a.step[d];
+        for (int64_t b = 0; b < a.times[0]; b++)
+            for (int64_t h = 0; h < a.times[1]; h++)
+                sum += get_float(a.from, a.type, at + b * a.step[0] + h * a.step[1]);
+        set_float(a.to, a.type, i, sum);
     }
 }
 #endif

@@ -12,8 +12,8 @@ enum { ROUND = 32, HOPPER = 90, BLACKWELL = 100, CUDNN_WIDTH = 128 };
 /* The only one with the tensor cores' instructions of Hopper. */
 static bool cudnn_takes(const attention_call *a) {
     const torch_lib *t = a->call.t;
-    return dtype_is_narrow(a->type) && !a->same_bits && a->ratio == 0 && !a->listed && a->nothing && a->queries > 1 &&
-           (a->architecture == HOPPER || a->architecture == BLACKWELL) && a->width <= CUDNN_WIDTH &&
+    return dtype_is_narrow(a->type) && !a->biased && !a->same_bits && a->ratio == 0 && !a->listed && a->nothing &&
+           a->queries > 1 && (a->architecture == HOPPER || a->architecture == BLACKWELL) && a->width <= CUDNN_WIDTH &&
            a->value_width <= CUDNN_WIDTH && t->aoti_torch_get_dim &&
            t->aoti_torch_cuda__scaled_dot_product_cudnn_attention &&
            t->aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward;
@@ -51,7 +51,7 @@ static const aten *starts(const attention_call *a, int which) { return a->listed
 static bool flash_takes(const attention_call *a) {
     const torch_lib *t = a->call.t;
     if (a->listed && a->queries < 2) return false; /* it would take heads for queries, and turn its sums */
-    return dtype_is_narrow(a->type) && a->nothing && a->width == a->value_width &&
+    return dtype_is_narrow(a->type) && !a->biased && a->nothing && a->width == a->value_width &&
            t->aoti_torch_cuda__flash_attention_forward && t->aoti_torch_cuda__flash_attention_backward &&
            (a->ratio == 0 || t->aoti_torch_dtype_uint64);
 }
@@ -76,15 +76,17 @@ static int flash_backward(attention_call *a) {
 /* --- the memory-efficient one --------------------------------------------------------------------------------------- */
 
 static bool efficient_takes(const attention_call *a) {
-    return a->type != F64 && a->heads == a->groups && a->ratio == 0;
+    return a->type != F64 && a->heads == a->groups && (a->ratio == 0 || a->biased);
 }
+
+static const aten *bias(const attention_call *a) { return a->biased ? &a->call.in[ATTENTION_BIAS] : NULL; }
 
 static int efficient_forward(attention_call *a) {
     aten *in = a->call.in, *out = a->call.out;
     int64_t longest[2];
     return a->call.t->aoti_torch_cuda__efficient_attention_forward(
-        in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], NULL, starts(a, ATTENTION_STARTS_Q),
-        starts(a, ATTENTION_STARTS_K), a->listed ? &a->queries : NULL, a->listed ? &a->keys : NULL, 0, a->causal,
+        in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], bias(a), starts(a, ATTENTION_STARTS_Q),
+        starts(a, ATTENTION_STARTS_K), a->listed ? &a->queries : NULL, a->listed ? &a->keys : NULL, a->ratio, a->causal,
         a->kept, &a->scale, NULL, NULL, &out[0], &out[1], &out[2], &out[3], &longest[0], &longest[1]);
 }
 
@@ -92,10 +94,11 @@ static int efficient_forward(attention_call *a) {
 static int efficient_backward(attention_call *a) {
     static const int64_t one = 1;
     aten *in = a->call.in, *out = a->call.out, sums = in[ATTENTION_SUMS];
+    const aten seed = a->ratio > 0 ? in[ATTENTION_SEED] : sums, offset = a->ratio > 0 ? in[ATTENTION_OFFSET] : sums;
     return a->call.t->aoti_torch_cuda__efficient_attention_backward(
-        in[ATTENTION_DY], in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], NULL, in[ATTENTION_Y],
-        starts(a, ATTENTION_STARTS_Q), starts(a, ATTENTION_STARTS_K), a->queries, a->keys, sums, 0, sums, sums,
-        a->causal, 0, &a->scale, &one, NULL, 0, &out[0], &out[1], &out[2], &out[3]);
+        in[ATTENTION_DY], in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], bias(a), in[ATTENTION_Y],
+        starts(a, ATTENTION_STARTS_Q), starts(a, ATTENTION_STARTS_K), a->queries, a->keys, sums, a->ratio, seed, offset,
+        a->causal, a->bias_slope, &a->scale, &one, NULL, 0, &out[0], &out[1], &out[2], &out[3]);
 }
 
 /* --- which takes a call ----------------------------------------------------------------------------------------------- */
@@ -106,7 +109,7 @@ static const attention_kernel kernels[] = {
     {"memory-efficient attention", false, false, 3, ROUND, efficient_takes, efficient_forward, efficient_backward},
 };
 
-enum { KERNELS = sizeof kernels / sizeof *kernels, FORMS = 32, MOST_FAILURES = 2 };
+enum { KERNELS = sizeof kernels / sizeof *kernels, FORMS = 64, MOST_FAILURES = 2 };
 static _Atomic int failures[KERNELS][FORMS];
 
 void attention_kernels_forget(void) {
@@ -116,7 +119,7 @@ void attention_kernels_forget(void) {
 
 static int form_of(const attention_call *a) {
     return (a->groups < a->heads) + 2 * a->causal + 4 * (a->type == F16) + 8 * (a->width != a->value_width) +
-           16 * a->listed;
+           16 * a->listed + 32 * a->biased;
 }
 
 const attention_kernel *attention_kernel_next(const attention_call *a, const attention_kernel *f) {

@@ -2,7 +2,7 @@
  * memory-efficient one.
  *
  * Each leaves y and, of each row, the log of the sum of its exponentials, so backward may take another than forward did;
- * but not where elements are dropped: there only flash attention is asked. cuDNN's backward adds in any order; that of
+ * but not where elements are dropped: there only flash attention is asked, or with a bias the memory-efficient kernel. cuDNN's backward adds in any order; that of
  * flash attention adds in one order where torch is told to (torch.use_deterministic_algorithms), the memory-efficient
  * one always does, with a single split of the keys. These two take sequences of different lengths, too. */
 #ifndef ORT_CUDA_ATTENTION_LIBRARY_H
@@ -20,9 +20,13 @@ enum {
     ATTENTION_SUMS,
     ATTENTION_DRAWN,
     ATTENTION_STARTS_Q, /* int32 [batch + 1] where each sequence's rows begin; the last: where they end */
-    ATTENTION_STARTS_K
+    ATTENTION_STARTS_K,
+    ATTENTION_BIAS, /* [B, H, Q, K] in the type of the queries; its rows lie on 16 bytes */
+    ATTENTION_SEED, /* of the memory-efficient kernel, which has it, and where in torch's generator it was, on the CPU */
+    ATTENTION_OFFSET
 }; /* of call.in */
-/* Of call.out, forward: y, sums, drawn (a state of random numbers); backward: the gradients of q, k, v. */
+/* Of call.out, forward: y, sums, drawn (a state of random numbers; of the memory-efficient kernel two numbers on the CPU);
+ * backward: the gradients of q, k, v, and the bias, [B, H, Q, K] with rows that may be longer. */
 
 typedef struct attention_call {
     torch_call call;
@@ -33,6 +37,7 @@ typedef struct attention_call {
     bool causal, kept, same_bits; /* kept: sums are wanted; same_bits: in every run */
     bool
         listed; /* operands are rows of all sequences, [T, H, D], of at most `queries` and `keys` each, with their starts */
+    bool biased, bias_slope; /* there is a bias; its gradient is wanted */
     int architecture;
 } attention_call;
 

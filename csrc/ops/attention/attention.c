@@ -212,6 +212,13 @@ static status narrow_softmax_grad_cpu(ctx *c, const call *k) {
 
 /* --- rules -------------------------------------------------------------------------------------------------------- */
 
+/* Without a mask that hides nothing. */
+static status simplify_masked_softmax(graph *g, const node *n, value **out) {
+    double all;
+    if (!node_in(n, 1) || !value_is_filled(n->in[1], &all) || all == 0) return OK;
+    return emit(g, out, "MaskedSoftmax", n->in[0]);
+}
+
 static status infer_masked_softmax(graph *g, node *n) {
     char tx[SHAPE_TEXT], tm[SHAPE_TEXT];
     const value *mask = node_in(n, 1);
@@ -278,7 +285,7 @@ static const attr narrow_grad_attrs[] = {NO_DEFAULT("to", INT), FLOAT("ratio", 0
 /* clang-format off */
 const op_def attention_ops[] = {
     {OURS("MaskedSoftmax", 1), .flags = INPLACE_0 | IN_MODELS, .infer = infer_masked_softmax,
-     .grad = grad_masked_softmax,
+     .simplify = simplify_masked_softmax, .grad = grad_masked_softmax,
      .cpu = masked_softmax_cpu, .cuda = masked_softmax_cuda},
     {OURS("MaskedSoftmaxDropout", 2), .flags = RANDOM | INPLACE_0, .attrs = dropout_attrs,
      .infer = infer_softmax_dropout, .grad = grad_softmax_dropout,
