@@ -14,13 +14,16 @@ void *memory_take(size_t bytes);
 /* Whether blocks of so many bytes in all could be taken now. */
 bool memory_would_fit(size_t bytes);
 void memory_give(void *memory);
+/* Nobody looks any more at bytes [offset, offset + bytes) of a block, up to memory_give: whole pages there go to the system
+ * when memory is needed. Each byte once. */
+void memory_spare(void *memory, size_t offset, size_t bytes);
 /* Tests: `count` blocks can be taken from now on, then none; negative: any number. */
 void memory_fail_after(int64_t count);
 /* Returns what is kept to the system. */
 void memory_trim(void);
 
 typedef struct memory_state {
-    size_t used, kept, peak; /* bytes of large blocks: in use, kept, most in use at one time since the last trim */
+    size_t used, kept, peak; /* bytes of large blocks: in use, kept or spare, most in use at one time since the last trim */
 } memory_state;
 
 memory_state memory_now(void);

@@ -26,17 +26,19 @@ from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM
 from ortmodule.core.setting_types import wishes_of
 from ortmodule.core.torch_private import deterministic, saving_hooks, warns_only
+from ortmodule.engine import session
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import MemoryGoal, Run, Session, copied, is_captured
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import containers
 from ortmodule.guards.module_tree import Tree
+from ortmodule.runtime import segments
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.capture_budget import Variant
 from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
 from ortmodule.runtime.executable import Executable, Executables, Flags, Repeated, draw_seed
-from ortmodule.runtime.grad_buckets import EarlyUse, chain
+from ortmodule.runtime.grad_buckets import EarlyUse, chain, have_hooks
 from ortmodule.runtime.lazy_logits import FORWARD, HEAD, MOST_COPIED, Deferral, deferral_of
 from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState
@@ -167,6 +169,9 @@ class CompiledGraph:
         one = trace.result == _ONE_TENSOR and trace.sources[0].kind == "graph" and not self.views
         self._only_output = trace.sources[0].key if one else None
         self._hand_over, self._early_use = config.enable_mem_efficient_grad_mgmt, EarlyUse()
+        #: Whether it may matter who has the memory of gradients.
+        self._large = sum(tensors[i].nbytes for i in self.leaves) > min(segments.BYTES, session.JOINT_FROM)
+        self.session.joint_from = 0 if self._hand_over == "1" else session.JOINT_FROM
         self._varying = varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
         self.executables = Executables(
             self.session, tensors, self.needs, varying, self.pairs, self._segments, self._check_views
@@ -325,6 +330,11 @@ class CompiledGraph:
         """Raises DoesNotHold where Python would have taken another way than the one that the engine refuses."""
         self._reads.check_after_error(call.shapes, lambda: self._fed(call.inputs))
 
+    def joint(self, plan: Any) -> bool:
+        """Has a step that makes its gradients by this plan a joint arena?"""
+        feeds = [self.feeds[i] for i in self.leaves]
+        return plan.joint_bytes > 0 and not have_hooks([feed.get() for feed in feeds if isinstance(feed, Slot)])
+
     def predicted(self) -> Flags | None:
         """Which outputs of the next run will receive a gradient, probably; None: there is no backward."""
         if not self.differentiable:
@@ -394,15 +404,17 @@ class CompiledGraph:
         if self.missed and self._reads.come_first(self.missed, self.variant.runs):
             self._reads.check_early(shapes, fed)
         grads = self.predicted()
+        early = self._large and self._early_use.finds([tensors[i] for i in self.leaves])
+        joint = self._large and not self._early_use.recent and self._hand_over != "1"
         generator, executables = None, self.executables
         executable = executables.plans.get(step := (shapes, grads, (), False))
         if executable is not None and executable.ready:
             executables.plans.move_to_end(step)
-            run = Run(executable.plan, fed, draw_seed() if executable.random else 0, None)
+            run = Run(executable.plan, fed, draw_seed() if executable.random else 0, None, joint=joint)
         elif self.session.known is None:
-            executable, run = executables.start(shapes, grads, fed)
+            executable, run = executables.start(shapes, grads, fed, joint)
         else:
-            executable, run, generator = self._start_with_host(shapes, grads, fed, inputs, call.generators)
+            executable, run, generator = self._start_with_host(shapes, grads, fed, inputs, call.generators, joint)
         outputs = run.outputs
         if self._reads.data is not None or (self._reads.size is not None and shapes not in self._reads.known):
             self._reads.check(shapes, outputs)
@@ -418,8 +430,8 @@ class CompiledGraph:
             leaves = []
             for i in self.leaves:
                 leaves.append(tensors[i])
-            early = executable.segments and self._hands_over(leaves)
-            made = chain(pending, leaves) if early else attach(pending, *leaves)
+            chains = executable.segments and (self._hand_over == "1" or (early and saving_hooks() is None))
+            made = chain(pending, leaves) if chains else attach(pending, *leaves)
             if self._dependents:
                 pending.watched = WatchedResults(made, self.differentiable, self._dependents)
             for i, output in zip(self.differentiable, made, strict=True):
@@ -431,15 +443,12 @@ class CompiledGraph:
             function(*args)
         return outputs[self._only_output] if self._only_output is not None else self._result(call, outputs)
 
-    def _hands_over(self, leaves: Sequence[torch.Tensor]) -> bool:
-        return self._hand_over == "1" or (saving_hooks() is None and self._early_use.finds(leaves))
-
     def _start_with_host(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
-        generators: Sequence[torch.Generator],
+        generators: Sequence[torch.Generator], joint: bool,
     ) -> tuple[Executable, Run, Any]:  # fmt: skip
         """With nodes that PyTorch runs; and the states of torch's generators before it. ``generators``: among the
-        caller's arguments."""
+        caller's arguments. ``joint``: as of :class:`Run`."""
         calls, gpu = self.session.calls(), self.executables.gpu
         if calls is not None:
             calls.inputs, calls.generators = self._of_caller(inputs), generators
@@ -449,7 +458,7 @@ class CompiledGraph:
         # torch's generators cannot be read while they are part of a CUDA graph.
         captured = gpu is not None and is_captured(gpu)
         generator = devices.generators() if grads is not None and not captured else None
-        return *self.executables.run_with(shapes, grads, tensors, seed, calls), generator
+        return *self.executables.run_with(shapes, grads, tensors, seed, calls, joint), generator
 
     def _of_caller(self, inputs: Sequence[torch.Tensor]) -> Any:
         """The caller's inputs, by their numbers in the module."""

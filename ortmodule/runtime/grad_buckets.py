@@ -12,7 +12,7 @@ when that ends early: because of an exception, or since autograd was not asked f
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,16 @@ from ortmodule.runtime.segments import Segment
 FIRST_LOOKS, LOOKS = 4, 16
 
 
+def in_a_group() -> bool:
+    """What hooks are on a parameter in C++ cannot be seen: where there is a process group there may be some."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def have_hooks(leaves: Iterable[torch.Tensor]) -> bool:
+    """Does something wait for one of their gradients?"""
+    return any([t._post_accumulate_grad_hooks or t._backward_hooks for t in leaves])
+
+
 class EarlyUse:
     """Is there a use for gradients before backward is through? Hooks or collectives may wait for them; those that are
     added to earlier ones would take their memory once more if all were made before the first is added. Looking at all
@@ -35,18 +45,26 @@ class EarlyUse:
 
     def __init__(self) -> None:
         self._steps, self._hooked, self._largest = 0, False, -1
+        #: Steps for which gradients of their own do not pay in the arena, since there was a use lately: with
+        #: accumulation only the first micro-batch of some finds none, and another kind of arena would cost its pages.
+        self.recent = 0
 
     def finds(self, leaves: Sequence[torch.Tensor]) -> bool:
         """``leaves``: the same ones in each step."""
-        if distributed.is_available() and distributed.is_initialized():
-            return True  # what hooks are on a parameter in C++ cannot be seen
+        found = self._finds(leaves)
+        self.recent = LOOKS if found else max(0, self.recent - 1)
+        return found
+
+    def _finds(self, leaves: Sequence[torch.Tensor]) -> bool:
+        if in_a_group():
+            return True
         if self._largest < 0:
             self._largest = max(range(len(leaves)), key=lambda k: leaves[k].numel())
         largest = leaves[self._largest]
         if largest.is_leaf and largest.grad is not None:
             return True
         if self._steps < FIRST_LOOKS or self._steps % LOOKS == 0:
-            self._hooked = any([t._post_accumulate_grad_hooks or t._backward_hooks for t in leaves])
+            self._hooked = have_hooks(leaves)
         self._steps += 1
         return self._hooked
 

@@ -105,7 +105,7 @@ static void check_plan(ctx *c, graph *g) {
     int at;
 
     CHECK_OK(c, plan_make(g, false, &p));
-    CHECK_OK(c, plan_peak(c, p, &at, &live));
+    CHECK_OK(c, plan_peak(c, p, false, &at, &live));
     for (int i = 0; i < p->n_blocks; i++) {
         const interval *b = &p->blocks[i];
         CHECK(0 <= b->first && b->first <= b->last && b->last < p->n_code && b->offset + b->bytes <= p->arena_bytes);
