@@ -93,8 +93,7 @@ class Model:
         offload: str | None = None,
         joint_from: int = 0,
     ) -> Plan:
-        """A plan for these types and shapes, with ``any_size`` also of more memory than there is; -1 is the CPU.
-        ``joint_from``: bytes of gradients from which it has a joint arena; 0: never."""
+        """A plan for these types and shapes, with ``any_size`` also of more memory than there is; -1 is the CPU."""
 
 @final
 class Plan:
@@ -239,16 +238,13 @@ class Plan:
     def reads(self, first: int, last: int, /) -> tuple[list[int], list[int]]:
         """Indices of the inputs and of the outputs that instructions [first, last) use."""
     def empty_outputs(self, tensor_type: type[torch.Tensor], has_arena: bool = False, /) -> list[torch.Tensor]:
-        """A new tensor for each output, not filled. MemoryError where there is no memory now for a run, unless it has its
-        arena."""
+        """A new tensor for each output, not filled. MemoryError where a run has no room, unless it has its arena."""
     def empty_input_grads(
         self, tensor_type: type[torch.Tensor], arena: torch.Tensor | None = None, /
     ) -> list[torch.Tensor | None]:
-        """For each input a new tensor for its gradient, not filled, or None. ``arena``: the one of ``joint_arena`` that
-        they are in."""
+        """For each input a new tensor for its gradient, not filled, or None; in the arena of ``joint_arena``."""
     def joint_arena(self, tensor_type: type[torch.Tensor], another: bool = False, /) -> torch.Tensor | None:
-        """Memory for a run with ``joint=True``. None where the plan has no such arena, and where one of this model's is in
-        use, as far as there need not be ``another``. MemoryError where there is not so much memory now."""
+        """Memory for a run with ``joint=True``. None: there is none, or one of this model's is in use."""
     def take_room(self) -> OffloadRoom:
         """Where a run offloads activations to. MemoryError, or OSError, where ``offload_bytes`` have no room."""
     def give_room(self, room: OffloadRoom, /) -> None:
@@ -280,10 +276,9 @@ class Plan:
     def blocks(
         self, joint: bool = False, /
     ) -> list[tuple[int, int, int, int, tuple[str, str, str, Literal["forward", "backward"], _Spec | None]]]:
-        """(offset, bytes, first and last instruction, what it is for) of each block of the arena, or the joint one."""
+        """(offset, bytes, first and last instruction, what it is for) of each block of an arena."""
     def peak(self, joint: bool = False, /) -> tuple[int, int]:
-        """(instruction, bytes): when the blocks of the arena, or of the joint one, have the most bytes in all, and how
-        many."""
+        """(instruction, bytes): when the arena's blocks have the most bytes in all, and how many."""
     def text(self) -> str:
         """The graph, one node a line."""
     def onnx(self) -> bytes:
@@ -344,6 +339,9 @@ def noting(types: tuple[type, ...], found: list[Any], oldest: int, /) -> Callabl
 
 def memory() -> _Memory:
     """Bytes of large blocks: in use, kept for the next use, most in use at one time."""
+
+def memory_most() -> int:
+    """Bytes of large blocks, the most in use at one time since this was asked last."""
 
 def memory_limits() -> dict[str, int]:
     """Bytes that this process may use at all ("most"), and besides what is in use now ("room")."""

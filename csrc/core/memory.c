@@ -42,6 +42,7 @@ static _Atomic int64_t blocks_left = -1; /* for tests */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static block *kept, *with_spare;
 static memory_state now;
+static size_t most; /* in use at one time since memory_most */
 
 static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 /* Bytes of a block that is not in use. */
@@ -170,6 +171,7 @@ static void use(block *b, size_t need) {
     b->gone = 0;
     now.used += b->touched;
     if (now.used > now.peak) now.peak = now.used;
+    if (now.used > most) most = now.used;
 }
 
 static block *take_large(size_t need) {
@@ -267,7 +269,8 @@ static void add_spare(block *b, spare_range r) {
 
 void memory_spare(void *memory, size_t offset, size_t bytes) {
     block *b = (block *)((char *)memory - HEADER);
-    const spare_range r = {round_up(HEADER + offset, PAGE), (HEADER + offset + bytes) / PAGE * PAGE};
+    const size_t end = HEADER + offset + bytes;
+    const spare_range r = {round_up(HEADER + offset, PAGE), (end < b->touched ? end : b->touched) / PAGE * PAGE};
 
     if (!b->capacity || r.end <= r.begin) return;
     (void)pthread_mutex_lock(&lock);
@@ -291,6 +294,16 @@ memory_state memory_now(void) {
     state = now;
     (void)pthread_mutex_unlock(&lock);
     return state;
+}
+
+size_t memory_most(void) {
+    size_t found;
+
+    (void)pthread_mutex_lock(&lock);
+    found = most;
+    most = now.used;
+    (void)pthread_mutex_unlock(&lock);
+    return found;
 }
 
 /* A child of fork must not find the lock taken by a thread it does not have. */

@@ -377,17 +377,6 @@ static void add_results(plan *p) {
     for (const state_write *w = g->writes; w; w = w->next) add_result(p, w->value);
 }
 
-int64_t plan_beside_gradients(const plan *p) {
-    return p->joint_bytes ? p->joint_bytes - p->gradient_bytes : p->arena_bytes;
-}
-
-int64_t plan_arena_bytes(const plan *p, bool joint) { return joint ? p->joint_bytes : p->arena_bytes; }
-
-const interval *plan_arena_blocks(const plan *p, bool joint, int *count) {
-    *count = joint ? p->n_joint : p->n_blocks;
-    return joint ? p->joint_blocks : p->blocks;
-}
-
 static status too_large(ctx *c, const plan *p, int64_t bytes, size_t there, const char *what) {
     char largest[LARGEST_TEXT];
 

@@ -79,11 +79,11 @@ typedef struct plan {
     interval *blocks;      /* lives of the arena's blocks, in instructions */
     block_use *of_block;   /* [n_blocks], and of a plan with a joint arena [n_joint] */
     int n_blocks;
-    int64_t joint_bytes;     /* of a joint arena; 0: the plan has none */
-    interval *joint_blocks;  /* [n_joint] the blocks in the same order, then the gradients */
-    int n_joint;             /* 0: none */
-    int64_t *joint_grad;     /* [inputs of the graph] where a joint arena has their gradients; -1: there is none */
-    int64_t gradient_bytes;  /* of all gradients */
+    int64_t joint_bytes;    /* of a joint arena; 0: the plan has none */
+    interval *joint_blocks; /* [n_joint] the blocks in the same order, then the gradients */
+    int n_joint;            /* 0: none */
+    int64_t *joint_grad;    /* [inputs of the graph] where a joint arena has their gradients; -1: there is none */
+    int64_t gradient_bytes; /* of all gradients */
     int n_writes;
     bool random;            /* forward or backward draws random numbers: a run needs a seed */
     bool *reads_input;      /* [inputs of the model] backward reads it: it must not change before */
@@ -104,10 +104,16 @@ MUST_USE status plan_check_limit(ctx *c, const plan *p);
 MUST_USE status plan_check_memory(ctx *c, const plan *p, bool joint);
 
 /* Bytes that a step takes beside its gradients, which the arena may have in it. */
-int64_t plan_beside_gradients(const plan *p);
+static inline int64_t plan_beside_gradients(const plan *p) {
+    return p->joint_bytes ? p->joint_bytes - p->gradient_bytes : p->arena_bytes;
+}
+
 /* Bytes of the arena of one kind of run, and its blocks. */
-int64_t plan_arena_bytes(const plan *p, bool joint);
-const interval *plan_arena_blocks(const plan *p, bool joint, int *count);
+static inline int64_t plan_arena_bytes(const plan *p, bool joint) { return joint ? p->joint_bytes : p->arena_bytes; }
+static inline const interval *plan_arena_blocks(const plan *p, bool joint, int *count) {
+    *count = joint ? p->n_joint : p->n_blocks;
+    return joint ? p->joint_blocks : p->blocks;
+}
 
 /* How many inputs the model has: they come first among those of the graph; the outputs' gradients follow. */
 int plan_model_inputs(const plan *p);

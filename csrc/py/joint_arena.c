@@ -37,7 +37,7 @@ __attribute__((constructor)) static void watch_fork(void) { (void)pthread_atfork
 
 /* --- the end of one ------------------------------------------------------------------------------------------------- */
 
-/* With the lock. Whether anybody still has something of it; if not it is in no list any more. */
+/* With the lock. Whether the run or a gradient still has something of it; if not it is in no list any more. */
 static bool is_held(joint_arena *a) {
     joint_arena **at = &all;
 
@@ -66,7 +66,7 @@ static void spare_gaps(joint_arena *a, const part *held, int count) {
         memory_spare(a->memory, (size_t)at, (size_t)(held[i].offset - at));
         at = held[i].offset + held[i].bytes;
     }
-    memory_spare(a->memory, (size_t)at, (size_t)(a->bytes - at));
+    memory_spare(a->memory, (size_t)at, MEMORY_TO_ITS_END);
 }
 
 /* Without memory for the list nothing is spare. */

@@ -215,15 +215,14 @@ static int parse_inputs(const graph *g, PyObject *inputs, PyObject *needs, input
     return 0;
 }
 
-static char *plan_arguments[] = {"inputs",   "needs_grad",     "output_grads", "disabled_passes", "sizes",
-                                 "host",     "padding_unseen", "device",       "recompute",       "budget",
-                                 "any_size", "clusters",       "triton",       "offload",         "joint_from", NULL};
+static char *plan_arguments[] = {
+    "inputs",    "needs_grad", "output_grads", "disabled_passes", "sizes",  "host",    "padding_unseen", "device",
+    "recompute", "budget",     "any_size",     "clusters",        "triton", "offload", "joint_from",     NULL};
 
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
     module_state *m = state_of((PyObject *)Py_TYPE(object));
     PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *from_host = NULL, *clusters = Py_None;
     PyObject *triton = Py_None, *result = NULL;
-    const char *folder = NULL;
     const struct triton_rules *rules = NULL;
     int64_t sizes[MOST_SIZES];
     int n_sizes = 0, device = ON_CPU, unseen = 0, any_size = 0, goal = RECOMPUTE_NOTHING;
@@ -234,6 +233,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     input_spec *specs = NULL;
     bool *needed = NULL, *flags = NULL;
     python_host from_python;
+    const char *folder = NULL;
     plan *p = NULL;
     ctx c, of_rules;
     status s;
@@ -251,11 +251,10 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
         PyErr_NoMemory();
         goto done;
     }
-    if (known && (n_sizes = parse_sizes(known, sizes)) < 0) goto done;
-    if (parse_inputs(g, inputs, needs, specs, needed) < 0 || parse_request(clusters, goal, folder, &again) < 0)
+    if ((known && (n_sizes = parse_sizes(known, sizes)) < 0) || parse_inputs(g, inputs, needs, specs, needed) < 0 ||
+        parse_request(clusters, goal, folder, &again) < 0 || parse_triton_rules(&of_rules, triton, &rules) < 0 ||
+        (grads != Py_None && parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", flags) < 0))
         goto done;
-    if (parse_triton_rules(&of_rules, triton, &rules) < 0) goto done;
-    if (grads != Py_None && parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", flags) < 0) goto done;
     compile_options o = {.output_grads = grads == Py_None ? NULL : flags,
                          .disabled_passes = off,
                          .n_sizes = n_sizes,

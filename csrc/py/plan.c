@@ -178,8 +178,11 @@ static PyObject *use_of_block(const plan *p, const interval *b, const block_use 
     const value *v = what->value;
 
     if (!what->node) return Py_BuildValue("(ssssO)", "fixed", "", "", part, Py_None);
-    return Py_BuildValue("(ssssN)", gradient ? "gradient" : v ? "value" : "workspace", what->node->op->name,
-                         what->node->name ? what->node->name : "", part,
+    return Py_BuildValue("(ssssN)",
+                         gradient ? "gradient"
+                         : v      ? "value"
+                                  : "workspace",
+                         what->node->op->name, what->node->name ? what->node->name : "", part,
                          v ? build_spec(v->type, &v->shape) : Py_NewRef(Py_None));
 }
 
@@ -510,8 +513,7 @@ static PyMethodDef plan_methods[] = {
     {"give_room", plan_give_room, METH_O, plan_give_room_doc},
     {"reads", plan_reads, METH_VARARGS, plan_reads_doc},
     {"empty_outputs", empty_outputs, METH_VARARGS,
-     PyDoc_STR("empty_outputs(torch.Tensor, has_arena=False) -> a new tensor for each output. MemoryError where there is\n"
-               "no memory now for a run, unless it has its arena.")},
+     PyDoc_STR("empty_outputs(torch.Tensor, has_arena=False) -> a new tensor for each output")},
     {"empty_input_grads", plan_empty_input_grads, METH_VARARGS, plan_empty_input_grads_doc},
     {"joint_arena", plan_joint_arena, METH_VARARGS, plan_joint_arena_doc},
     {"keep", plan_keep, METH_VARARGS, keep_doc},
@@ -526,11 +528,11 @@ static PyMethodDef plan_methods[] = {
     {"blocks", plan_blocks, METH_VARARGS,
      PyDoc_STR(
          "blocks(joint=False) -> [(offset, bytes, first, last, (kind, operator, name, part, (dtype, shape) or None)),\n"
-         "...]: what the arena, or the joint one, holds from one instruction to another; kind is value, workspace,\n"
-         "gradient or fixed")},
+         "...]: what an arena holds from one instruction to another; kind: value, workspace, gradient or fixed")},
     {"peak", find_peak, METH_VARARGS,
-     PyDoc_STR("peak(joint=False) -> (instruction, bytes): when the blocks of the arena, or of the joint one, have the\n"
-               "most bytes in all, and how many")},
+     PyDoc_STR(
+         "peak(joint=False) -> (instruction, bytes): when the blocks of the arena, or of the joint one, have the\n"
+         "most bytes in all, and how many")},
     {"text", plan_text, METH_NOARGS, PyDoc_STR("text() -> the graph, one node a line")},
     {"onnx", plan_onnx, METH_NOARGS, PyDoc_STR("onnx() -> the graph as the bytes of an ONNX model")},
     {NULL, NULL, 0, NULL},

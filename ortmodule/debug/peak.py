@@ -62,8 +62,8 @@ class Peak:
 
     @property
     def arena(self) -> int:
-        """Activations and workspace: the one block of memory that the engine takes for a step. Large gradients of a step
-        on the CPU are in it, too."""
+        """Activations and workspace: the one block of memory that the engine takes for a step. On the CPU large gradients
+        are in it, too."""
         return self.activations + self.workspace
 
     def __str__(self) -> str:
@@ -175,16 +175,14 @@ def _states(graph: CompiledGraph) -> list[tuple[str, torch.Tensor]]:
     return list(reversed(found.values()))
 
 
-def _gradients(
-    graph: CompiledGraph, plan: _core.Plan, at: int | None
-) -> tuple[list[HeldTensor], list[HeldTensor]]:
+def _gradients(graph: CompiledGraph, plan: _core.Plan, at: int | None) -> tuple[list[HeldTensor], list[HeldTensor]]:
     """Those that are there at instruction ``at``, and those that are made later. None: all are there."""
     grads = graph.predicted()
     if grads is None or not plan.differentiates:
         return [], []
-    reached, found = graph.reached(grads), []
+    found: list[HeldTensor] = []
     later: list[HeldTensor] = []
-    lives = plan.gradient_lives
+    reached, lives = graph.reached(grads), plan.gradient_lives
     for i in graph.leaves:
         spec, feed = plan.input_grads[i], graph.feeds[i]
         if spec is None and i in reached and isinstance(feed, Slot):  # zeros, as PyTorch has them

@@ -161,7 +161,8 @@ class Run:
     """One forward. ``outputs``: tensors of their own; ``writes``: {input index: its new contents}."""
 
     __slots__ = (
-        "plan", "inputs", "outputs", "writes", "seed", "seed_there", "calls", "gpu", "graphs", "room", "joint", "_arena",
+        "plan", "inputs", "outputs", "writes", "seed", "seed_there", "calls", "gpu", "graphs", "room", "joint",
+        "_arena",
     )  # fmt: skip
 
     def __init__(
@@ -227,8 +228,9 @@ class Run:
         if (arena is None and plan.arena_bytes) or (self.calls is not None and self.calls.released):
             raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
         if keep and arena is not None:
-            copy = plan.joint_arena(torch.Tensor, True) if self.joint else aligned_bytes(arena.numel(), self.gpu)
-            arena = copy.copy_(arena)
+            another = plan.joint_arena(torch.Tensor, True) if self.joint else aligned_bytes(arena.numel(), self.gpu)
+            assert another is not None, "a run with a joint arena has a plan for it"
+            arena = another.copy_(arena)
         given = []
         for spec, grad in zip(plan.output_grads, output_grads, strict=True):
             given.append(None if spec is None else _zeros(spec, self.gpu) if grad is None else grad)
@@ -368,13 +370,15 @@ class MemoryGoal(NamedTuple):
     ``beside``: bytes of the module that no plan is given, which the budget counts. ``clusters``: (cluster, strategy,
     count) of each that backward computes again in any case; unless it is None, plans list their clusters.
     ``offload``: a folder for activations that are offloaded where that costs less than to compute them again; without a
-    budget or a level 2, all that lower the peak."""
+    budget or a level 2, all that lower the peak. ``joint_from``: bytes of gradients from which a run's arena may hold
+    them, too; 0: it never does."""
 
     level: int
     budget: int
     beside: int = 0
     clusters: tuple[tuple[str, int, int], ...] | None = None
     offload: str | None = None
+    joint_from: int = 0
 
     def of(self, names: Sequence[str], specs: Sequence[Spec], needs_grad: Sequence[bool]) -> tuple[int, int]:
         """Two arguments of ``Model.plan``, for inputs of these names. MemoryError where nothing is left for a step."""
@@ -435,8 +439,6 @@ class Session:
         self.plans: OrderedDict[tuple, _core.Plan] = OrderedDict()
         if self.known is not None:
             self.known.plans.append(self.plans)
-        #: Bytes of gradients from which plans have a joint arena, that is one for these, too; 0: none has.
-        self.joint_from = 0
         #: Of all plans that were kept, the one whose runs take the most, and the specs of its inputs.
         self.largest: tuple[_core.Plan, tuple[Spec, ...]] | None = None
         self.plans_made = 0
@@ -444,9 +446,7 @@ class Session:
 
     def like(self, model: bytes, without: Iterable[str]) -> Session:
         """Another model's, with what this one has of tuning, memory and Triton."""
-        session = Session(model, without, tuning=self.tuning, memory=self.memory, triton=self.triton)
-        session.joint_from = self.joint_from
-        return session
+        return Session(model, without, tuning=self.tuning, memory=self.memory, triton=self.triton)
 
     def plan(
         self,
@@ -525,7 +525,7 @@ class Session:
         given = *of, self.disabled, sizes, calls, self.padding_unseen, device, *goal, any_size, memory.clusters
         # A process group's hooks want gradients in segments, in memory of their own.
         grouped = distributed.is_available() and distributed.is_initialized()
-        plan = self._plan_with_triton((*given, None, offload, 0 if grouped else self.joint_from), gpu)
+        plan = self._plan_with_triton((*given, None, offload, 0 if grouped else memory.joint_from), gpu)
         if gpu is None:
             return plan
         if plan.constant_bytes:

@@ -33,7 +33,6 @@ from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import containers
 from ortmodule.guards.module_tree import Tree
-from ortmodule.runtime import segments
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.capture_budget import Variant
 from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
@@ -145,7 +144,7 @@ class CompiledGraph:
         graphs, triton = config.enable_cuda_graphs, TritonUse.of(config)
         self.session = Session(model, off, trace.nodes, unseen, graphs, tuning, memory, triton)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
-        self.session.memory = memory._replace(beside=_bytes_beside(tree, self.feeds))
+        self.session.memory = memory._replace(beside=_bytes_beside(tree, self.feeds), joint_from=_joint_from(config))
         #: Where the tensors of a run are: (number of the caller's input, None, None), or (-1, dictionary, key).
         self._places = [(f, None, None) if isinstance(f, int) else (-1, f.holder, f.key) for f in self.feeds]
         given = [inputs[i] if holder is None else holder[key] for i, holder, key in self._places]
@@ -168,10 +167,7 @@ class CompiledGraph:
         self._states = {s.key: tree.slots[s.key] for s in sources if s.kind == "state"}
         one = trace.result == _ONE_TENSOR and trace.sources[0].kind == "graph" and not self.views
         self._only_output = trace.sources[0].key if one else None
-        self._hand_over, self._early_use = config.enable_mem_efficient_grad_mgmt, EarlyUse()
-        #: Whether it may matter who has the memory of gradients.
-        self._large = sum(tensors[i].nbytes for i in self.leaves) > min(segments.BYTES, session.JOINT_FROM)
-        self.session.joint_from = 0 if self._hand_over == "1" else session.JOINT_FROM
+        self._hand_over, self._early_use = config.enable_mem_efficient_grad_mgmt, EarlyUse(tensors, self.leaves)
         self._varying = varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
         self.executables = Executables(
             self.session, tensors, self.needs, varying, self.pairs, self._segments, self._check_views
@@ -404,17 +400,16 @@ class CompiledGraph:
         if self.missed and self._reads.come_first(self.missed, self.variant.runs):
             self._reads.check_early(shapes, fed)
         grads = self.predicted()
-        early = self._large and self._early_use.finds([tensors[i] for i in self.leaves])
-        joint = self._large and not self._early_use.recent and self._hand_over != "1"
-        generator, executables = None, self.executables
+        use, generator, executables = self._early_use, None, self.executables
+        early = use.large and use.finds([tensors[i] for i in self.leaves])
         executable = executables.plans.get(step := (shapes, grads, (), False))
         if executable is not None and executable.ready:
             executables.plans.move_to_end(step)
-            run = Run(executable.plan, fed, draw_seed() if executable.random else 0, None, joint=joint)
+            run = Run(executable.plan, fed, draw_seed() if executable.random else 0, None, joint=use.joint)
         elif self.session.known is None:
-            executable, run = executables.start(shapes, grads, fed, joint)
+            executable, run = executables.start(shapes, grads, fed, use.joint)
         else:
-            executable, run, generator = self._start_with_host(shapes, grads, fed, inputs, call.generators, joint)
+            executable, run, generator = self._start_with_host(shapes, grads, fed, inputs, call.generators)
         outputs = run.outputs
         if self._reads.data is not None or (self._reads.size is not None and shapes not in self._reads.known):
             self._reads.check(shapes, outputs)
@@ -445,10 +440,10 @@ class CompiledGraph:
 
     def _start_with_host(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
-        generators: Sequence[torch.Generator], joint: bool,
+        generators: Sequence[torch.Generator],
     ) -> tuple[Executable, Run, Any]:  # fmt: skip
         """With nodes that PyTorch runs; and the states of torch's generators before it. ``generators``: among the
-        caller's arguments. ``joint``: as of :class:`Run`."""
+        caller's arguments."""
         calls, gpu = self.session.calls(), self.executables.gpu
         if calls is not None:
             calls.inputs, calls.generators = self._of_caller(inputs), generators
@@ -458,7 +453,8 @@ class CompiledGraph:
         # torch's generators cannot be read while they are part of a CUDA graph.
         captured = gpu is not None and is_captured(gpu)
         generator = devices.generators() if grads is not None and not captured else None
-        return *self.executables.run_with(shapes, grads, tensors, seed, calls, joint), generator
+        found = self.executables.run_with(shapes, grads, tensors, seed, calls, self._early_use.joint)
+        return *found, generator
 
     def _of_caller(self, inputs: Sequence[torch.Tensor]) -> Any:
         """The caller's inputs, by their numbers in the module."""
@@ -577,6 +573,11 @@ def _clusters(config: Config) -> tuple[tuple[str, int, int], ...] | None:
     if config.memory_opt_config and not config.memory_opt_level:
         return wishes_of(config.memory_opt_config)
     return () if LOGGER.isEnabledFor(logging.INFO) else None
+
+
+def _joint_from(config: Config) -> int:
+    """As MemoryGoal has it."""
+    return 0 if config.enable_mem_efficient_grad_mgmt == "1" else session.JOINT_FROM
 
 
 def _offload(config: Config) -> str | None:

@@ -225,8 +225,8 @@ class Executables:
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], seed: int, calls: Calls | None,
         joint: bool = False,
     ) -> tuple[Executable, Run]:  # fmt: skip
-        """A forward with nodes that PyTorch runs; those that are ``done`` in ``calls`` do not run again. ``joint``: as of
-        :class:`Run`."""
+        """A forward with nodes that PyTorch runs; those that are ``done`` in ``calls`` do not run again. ``joint``: as
+        of :class:`Run`."""
         found: Any = None
 
         def plan(sizes: tuple[int, ...]) -> _core.Plan:

@@ -19,8 +19,9 @@ import torch
 from torch import distributed
 
 from ortmodule.core.torch_private import keeps_graph
+from ortmodule.engine import session
 from ortmodule.engine.session import ENGINE_ERRORS, Backward
-from ortmodule.runtime import capture_budget
+from ortmodule.runtime import capture_budget, segments
 from ortmodule.runtime.autograd_bridge import Pending
 from ortmodule.runtime.segments import Segment
 
@@ -43,16 +44,20 @@ class EarlyUse:
     added to earlier ones would take their memory once more if all were made before the first is added. Looking at all
     parameters for hooks takes a while, so it is done now and then: a hook is called in any case."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], leaves: Sequence[int]) -> None:
+        """``leaves``: places among ``tensors``, of those that need a gradient."""
         self._steps, self._hooked, self._largest = 0, False, -1
-        #: Steps for which gradients of their own do not pay in the arena, since there was a use lately: with
-        #: accumulation only the first micro-batch of some finds none, and another kind of arena would cost its pages.
-        self.recent = 0
+        #: Does it matter who has the memory of gradients?
+        self.large = sum(tensors[i].nbytes for i in leaves) > min(segments.BYTES, session.JOINT_FROM)
+        #: May the next step have its gradients in its arena? Not where there was a use for them lately: of micro-
+        #: batches only the first finds none, and another kind of arena would cost all its pages.
+        self.joint, self._recent = False, 0
 
     def finds(self, leaves: Sequence[torch.Tensor]) -> bool:
         """``leaves``: the same ones in each step."""
         found = self._finds(leaves)
-        self.recent = LOOKS if found else max(0, self.recent - 1)
+        self._recent = LOOKS if found else max(0, self._recent - 1)
+        self.joint = self._recent == 0
         return found
 
     def _finds(self, leaves: Sequence[torch.Tensor]) -> bool:
