@@ -62,8 +62,8 @@ class Peak:
 
     @property
     def arena(self) -> int:
-        """Activations and workspace: the one block of memory that the engine takes for a step. On the CPU large gradients
-        are in it, too."""
+        """Activations and workspace: the one block of memory that the engine takes for a step. On the CPU large
+        gradients are in it, too."""
         return self.activations + self.workspace
 
     def __str__(self) -> str:
