@@ -107,6 +107,7 @@ class Steps:
             self.model.zero_grad()
         gc.collect()
         most_growth()
+        _core.memory_most()
         before = _core.memory()["used"]
         start = time.perf_counter()
         with self.cast():
@@ -115,7 +116,7 @@ class Steps:
         del outputs
         loss.backward()
         seconds = time.perf_counter() - start
-        return seconds, most_growth() + max(_core.memory()["peak"] - before, 0)
+        return seconds, most_growth() + _core.memory_most() - before
 
 
 def serve():

@@ -91,6 +91,7 @@ class Model:
         clusters: Sequence[tuple[str, int, int]] | None = None,
         triton: tuple | None = None,
         offload: str | None = None,
+        joint_from: int = 0,
     ) -> Plan:
         """A plan for these types and shapes, with ``any_size`` also of more memory than there is; -1 is the CPU."""
 
@@ -126,8 +127,8 @@ class Plan:
     def arena_bytes(self) -> int:
         """Bytes of the arena that a run needs."""
     @property
-    def peak(self) -> tuple[int, int]:
-        """(instruction, bytes): when the arena's blocks have the most bytes in all, and how many."""
+    def joint_bytes(self) -> int:
+        """Bytes of an arena that holds the gradients, too; 0: there is none."""
     @property
     def offload_bytes(self) -> int:
         """Bytes that a run needs elsewhere, for activations that are offloaded."""
@@ -191,6 +192,7 @@ class Plan:
         /,
         *,
         room: OffloadRoom | None = None,
+        joint: bool = False,
     ) -> None:
         """Fills ``outputs`` and ``writes``; what follows ``stream`` is for plans on a GPU."""
     def backward(
@@ -209,6 +211,7 @@ class Plan:
         /,
         *,
         room: OffloadRoom | None = None,
+        joint: bool = False,
     ) -> None:
         """Fills ``input_grads``, after forward with the same arena; entries that it does not read may be None."""
     def backward_part(
@@ -229,14 +232,19 @@ class Plan:
         /,
         *,
         room: OffloadRoom | None = None,
+        joint: bool = False,
     ) -> None:
         """Instructions [first, last) of backward, after all before them."""
     def reads(self, first: int, last: int, /) -> tuple[list[int], list[int]]:
         """Indices of the inputs and of the outputs that instructions [first, last) use."""
-    def empty_outputs(self, tensor_type: type[torch.Tensor], /) -> list[torch.Tensor]:
-        """A new tensor for each output, not filled."""
-    def empty_input_grads(self, tensor_type: type[torch.Tensor], /) -> list[torch.Tensor | None]:
-        """For each input a new tensor for its gradient, not filled, or None."""
+    def empty_outputs(self, tensor_type: type[torch.Tensor], has_arena: bool = False, /) -> list[torch.Tensor]:
+        """A new tensor for each output, not filled. MemoryError where a run has no room, unless it has its arena."""
+    def empty_input_grads(
+        self, tensor_type: type[torch.Tensor], arena: torch.Tensor | None = None, /
+    ) -> list[torch.Tensor | None]:
+        """For each input a new tensor for its gradient, not filled, or None; in the arena of ``joint_arena``."""
+    def joint_arena(self, tensor_type: type[torch.Tensor], another: bool = False, /) -> torch.Tensor | None:
+        """Memory for a run with ``joint=True``. None: there is none, or one of this model's is in use."""
     def take_room(self) -> OffloadRoom:
         """Where a run offloads activations to. MemoryError, or OSError, where ``offload_bytes`` have no room."""
     def give_room(self, room: OffloadRoom, /) -> None:
@@ -266,9 +274,11 @@ class Plan:
     ]:
         """(operator, name, part, operands, results, type and shape, instruction, pass, again) of each node."""
     def blocks(
-        self,
+        self, joint: bool = False, /
     ) -> list[tuple[int, int, int, int, tuple[str, str, str, Literal["forward", "backward"], _Spec | None]]]:
-        """(offset, bytes, first and last instruction, what it is for) of each block of the arena."""
+        """(offset, bytes, first and last instruction, what it is for) of each block of an arena."""
+    def peak(self, joint: bool = False, /) -> tuple[int, int]:
+        """(instruction, bytes): when the arena's blocks have the most bytes in all, and how many."""
     def text(self) -> str:
         """The graph, one node a line."""
     def onnx(self) -> bytes:
@@ -329,6 +339,9 @@ def noting(types: tuple[type, ...], found: list[Any], oldest: int, /) -> Callabl
 
 def memory() -> _Memory:
     """Bytes of large blocks: in use, kept for the next use, most in use at one time."""
+
+def memory_most() -> int:
+    """Bytes of large blocks, the most in use at one time since this was asked last."""
 
 def memory_limits() -> dict[str, int]:
     """Bytes that this process may use at all ("most"), and besides what is in use now ("room")."""

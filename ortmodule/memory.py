@@ -141,7 +141,8 @@ class _Step:
         """``memory``: a goal other than the model's. ``shapes``, ``inputs``: other than the sample's."""
         shapes, graph = shapes or self.call.shapes, self.graph
         if memory is not None:
-            memory = memory._replace(beside=graph.session.memory.beside)
+            known = graph.session.memory
+            memory = memory._replace(beside=known.beside, joint_from=known.joint_from)
         with _refusing():
             plan = graph.sketch(shapes, inputs or (lambda: self.call.inputs), memory)
         return peak_of(graph, graph.executables.specs_for(shapes), plan, self.optimizer)

@@ -70,7 +70,7 @@ def test_predicted_is_what_the_run_takes(name, way, arenas):
     (plan,) = (p for p in model._ortmodule.latest.session.plans.values() if not p.prologue)
     assert peak.arena == plan.arena_bytes == arenas[-1]
     rounded = 128 * len(plan.blocks())  # to 64 bytes each, and red zones where there are some
-    assert plan.peak[1] <= plan.arena_bytes <= 1.05 * plan.peak[1] + rounded
+    assert plan.peak()[1] <= plan.arena_bytes <= 1.05 * plan.peak()[1] + rounded
     assert peak.gradients == sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
     assert peak.parameters == sum(t.nbytes for t in model.state_dict().values())
     assert peak.inputs == IDS.nbytes

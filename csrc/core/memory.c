@@ -2,7 +2,9 @@
  *
  * A fresh page costs a fault and its clearing: for the memory of a training step that is tens of milliseconds, every
  * step, when malloc returns large blocks to the system. Blocks of many megabytes reserve twice the addresses they need
- * (addresses are free), so a run of a longer sequence goes on in the same pages; and they ask for huge pages. */
+ * (addresses are free), so a run of a longer sequence goes on in the same pages; and they ask for huge pages.
+ *
+ * Of a block that is in use a part may be *spare*: the pages stay for the block's next use, unless memory is needed. */
 #define _GNU_SOURCE
 #include "core/memory.h"
 
@@ -23,17 +25,28 @@ enum {
     GROWING = 16 << 20 /* from here on, room to grow */
 };
 
+typedef struct spare_range {
+    size_t begin, end; /* whole pages, from the beginning of the block */
+} spare_range;
+
 typedef struct block {
     size_t capacity, touched; /* bytes reserved; bytes ever in use. 0 capacity: from malloc */
-    struct block *next;
+    size_t gone;              /* bytes of those in use before whose pages the system has again */
+    spare_range *spare;       /* NULL: none */
+    int n_spare, spare_room;
+    struct block *next; /* among those that are kept, or those with spare ranges */
 } block;
+_Static_assert(sizeof(block) <= HEADER, "a block's header");
 
 static _Atomic int64_t blocks_left = -1; /* for tests */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static block *kept;
+static block *kept, *with_spare;
 static memory_state now;
+static size_t most; /* in use at one time since memory_most */
 
 static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+/* Bytes of a block that is not in use. */
+static size_t resident(const block *b) { return b->touched - b->gone; }
 
 #ifdef ORT_SANITIZE
 static const bool keeps = false; /* the sanitizer watches each block from malloc to free */
@@ -80,7 +93,7 @@ static block *find(size_t need) {
     if (!best) return NULL;
     b = *best;
     *best = b->next;
-    now.kept -= b->touched;
+    now.kept -= resident(b);
     return b;
 }
 
@@ -90,8 +103,8 @@ static block **to_release(size_t excess) {
     block **best = &kept;
 
     for (block **at = &kept; *at; at = &(*at)->next) {
-        const size_t touched = (*at)->touched, so_far = (*best)->touched;
-        if (so_far > excess ? touched < so_far : touched <= excess && touched > so_far) best = at;
+        const size_t bytes = resident(*at), so_far = resident(*best);
+        if (so_far > excess ? bytes < so_far : bytes <= excess && bytes > so_far) best = at;
     }
     return best;
 }
@@ -99,19 +112,45 @@ static block **to_release(size_t excess) {
 static void unmap(block **at) {
     block *b = *at;
     *at = b->next;
-    now.kept -= b->touched;
+    now.kept -= resident(b);
     (void)munmap(b, b->capacity);
 }
 
-/* Unmaps kept blocks until, with `more` in use, no more is held than was ever needed. */
+static void forget_spare(block *b) {
+    free(b->spare);
+    b->spare = NULL;
+    b->n_spare = b->spare_room = 0;
+}
+
+/* Gives up to `excess` spare bytes, rounded up to a page, back to the system: some of one range. */
+static void drop_spare(size_t excess) {
+    block *b = with_spare;
+    spare_range *r = &b->spare[b->n_spare - 1];
+    size_t bytes = round_up(excess, PAGE);
+
+    if (bytes > r->end - r->begin) bytes = r->end - r->begin;
+    r->end -= bytes;
+    (void)madvise((char *)b + r->end, bytes, MADV_DONTNEED);
+    b->gone += bytes;
+    now.kept -= bytes;
+    if (r->begin < r->end || --b->n_spare > 0) return;
+    with_spare = b->next;
+    forget_spare(b);
+}
+
+/* Gives kept blocks and spare pages back until, with `more` in use, no more is held than was ever needed. */
 static void release(size_t more) {
     const size_t used = now.used + more, limit = used > now.peak ? used : now.peak;
 
-    while (kept && used + now.kept > limit) unmap(to_release(used + now.kept - limit));
+    while ((kept || with_spare) && used + now.kept > limit) {
+        const size_t excess = used + now.kept - limit;
+        if (with_spare) drop_spare(excess);
+        else unmap(to_release(excess));
+    }
 }
 
 static void keep(block *b) {
-    now.kept += b->touched;
+    now.kept += resident(b);
     b->next = kept;
     kept = b;
 }
@@ -120,6 +159,7 @@ static void keep(block *b) {
 static bool fits(size_t more) {
     if (more == 0 || memory_fits(more)) return true;
     while (kept) unmap(&kept);
+    while (with_spare) drop_spare(SIZE_MAX / 2);
     return memory_fits(more);
 }
 
@@ -128,8 +168,10 @@ static void use(block *b, size_t need) {
         b->touched = need;
         ask_huge(b);
     }
+    b->gone = 0;
     now.used += b->touched;
     if (now.used > now.peak) now.peak = now.used;
+    if (now.used > most) most = now.used;
 }
 
 static block *take_large(size_t need) {
@@ -137,7 +179,7 @@ static block *take_large(size_t need) {
 
     (void)pthread_mutex_lock(&lock);
     b = find(need);
-    if (fits(b ? (need > b->touched ? need - b->touched : 0) : need)) {
+    if (fits(b ? (need > b->touched ? need - b->touched : 0) + b->gone : need)) {
         release(b && b->touched > need ? b->touched : need);
         if (!b) b = map_block(need);
         if (b) use(b, need);
@@ -149,9 +191,23 @@ static block *take_large(size_t need) {
     return b;
 }
 
+/* All of it is as it was before there was anything spare, but for the pages that are gone. */
+static void end_spare(block *b) {
+    block **at = &with_spare;
+
+    for (int i = 0; i < b->n_spare; i++) {
+        now.kept -= b->spare[i].end - b->spare[i].begin;
+        now.used += b->spare[i].end - b->spare[i].begin;
+    }
+    while (*at && *at != b) at = &(*at)->next;
+    if (*at) *at = b->next;
+    forget_spare(b);
+}
+
 static void give_large(block *b) {
     (void)pthread_mutex_lock(&lock);
-    now.used -= b->touched;
+    end_spare(b);
+    now.used -= resident(b);
     keep(b);
     release(0);
     (void)pthread_mutex_unlock(&lock);
@@ -193,6 +249,36 @@ void memory_give(void *memory) {
     else free(b);
 }
 
+/* Where there is no memory to note it the pages stay. */
+static void add_spare(block *b, spare_range r) {
+    if (b->n_spare == b->spare_room) {
+        const int room = b->spare_room ? 2 * b->spare_room : 16;
+        spare_range *more = realloc(b->spare, sizeof *more * (size_t)room);
+        if (!more) return;
+        b->spare = more;
+        b->spare_room = room;
+    }
+    if (b->n_spare == 0) {
+        b->next = with_spare;
+        with_spare = b;
+    }
+    b->spare[b->n_spare++] = r;
+    now.used -= r.end - r.begin;
+    now.kept += r.end - r.begin;
+}
+
+void memory_spare(void *memory, size_t offset, size_t bytes) {
+    block *b = (block *)((char *)memory - HEADER);
+    const size_t end = HEADER + offset + bytes;
+    const spare_range r = {round_up(HEADER + offset, PAGE), (end < b->touched ? end : b->touched) / PAGE * PAGE};
+
+    if (!b->capacity || r.end <= r.begin) return;
+    (void)pthread_mutex_lock(&lock);
+    add_spare(b, r);
+    release(0);
+    (void)pthread_mutex_unlock(&lock);
+}
+
 void memory_trim(void) {
     (void)pthread_mutex_lock(&lock);
     now.peak = 0;
@@ -208,6 +294,16 @@ memory_state memory_now(void) {
     state = now;
     (void)pthread_mutex_unlock(&lock);
     return state;
+}
+
+size_t memory_most(void) {
+    size_t found;
+
+    (void)pthread_mutex_lock(&lock);
+    found = most;
+    most = now.used;
+    (void)pthread_mutex_unlock(&lock);
+    return found;
 }
 
 /* A child of fork must not find the lock taken by a thread it does not have. */

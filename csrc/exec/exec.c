@@ -13,22 +13,30 @@
 
 /* Blocks are poisoned except while they live, so an overrun into a neighbour or a read of a dead value is reported. */
 static void poison_all(const plan *p, const run *r, int from) {
-    if (p->arena_bytes) ASAN_POISON_MEMORY_REGION(r->arena, (size_t)p->arena_bytes);
-    for (int i = 0; i < p->n_blocks; i++)
-        if (p->blocks[i].first < from && p->blocks[i].last >= from)
-            ASAN_UNPOISON_MEMORY_REGION((char *)r->arena + p->blocks[i].offset, (size_t)p->blocks[i].bytes);
+    const int64_t bytes = plan_arena_bytes(p, r->joint);
+    int n;
+    const interval *blocks = plan_arena_blocks(p, r->joint, &n);
+
+    if (bytes) ASAN_POISON_MEMORY_REGION(r->arena, (size_t)bytes);
+    for (int i = 0; i < n; i++)
+        if (blocks[i].first < from && blocks[i].last >= from)
+            ASAN_UNPOISON_MEMORY_REGION((char *)r->arena + blocks[i].offset, (size_t)blocks[i].bytes);
 }
 
 static void poison_step(const plan *p, const run *r, int t, bool before) {
-    for (int i = 0; i < p->n_blocks; i++) {
-        char *bytes = (char *)r->arena + p->blocks[i].offset;
-        if (before && p->blocks[i].first == t) ASAN_UNPOISON_MEMORY_REGION(bytes, (size_t)p->blocks[i].bytes);
-        if (!before && p->blocks[i].last == t) ASAN_POISON_MEMORY_REGION(bytes, (size_t)p->blocks[i].bytes);
+    int n;
+    const interval *blocks = plan_arena_blocks(p, r->joint, &n);
+
+    for (int i = 0; i < n; i++) {
+        char *bytes = (char *)r->arena + blocks[i].offset;
+        if (before && blocks[i].first == t) ASAN_UNPOISON_MEMORY_REGION(bytes, (size_t)blocks[i].bytes);
+        if (!before && blocks[i].last == t) ASAN_POISON_MEMORY_REGION(bytes, (size_t)blocks[i].bytes);
     }
 }
 
 static void unpoison_all(const plan *p, const run *r) {
-    if (p->arena_bytes) ASAN_UNPOISON_MEMORY_REGION(r->arena, (size_t)p->arena_bytes);
+    const int64_t bytes = plan_arena_bytes(p, r->joint);
+    if (bytes) ASAN_UNPOISON_MEMORY_REGION(r->arena, (size_t)bytes);
 }
 #else
 static inline void poison_all(const plan *p, const run *r, int from) { (void)p, (void)r, (void)from; }
@@ -81,7 +89,7 @@ static void add_seconds(double *to, double x) {
 
 static tensor resolve(const run *r, const operand *o) {
     tensor t = o->t;
-    if (o->place == AT_ARENA) t.data = (char *)r->arena + o->offset;
+    if (o->place == AT_ARENA) t.data = (char *)r->arena + (r->joint ? o->joint : o->offset);
     else if (o->place == AT_CONSTANT && r->cuda) t.data = (char *)(uintptr_t)r->constants + o->offset;
     else if (o->place > AT_CONSTANT) t.data = (char *)r->memory[o->place][o->index] + o->offset;
     return t;
@@ -97,7 +105,7 @@ static status step(ctx *c, const instr *in, const run *r, tensor *operands) {
     k.cuda = r->cuda;
     k.in = operands;
     k.out = results;
-    if (in->work >= 0) k.work = (char *)r->arena + in->work;
+    if (in->work >= 0) k.work = (char *)r->arena + (r->joint ? in->joint_work : in->work);
     if (r->cuda) return n->op->cuda(c, &k);
     TRY(n->op->cpu(c, &k));
     if (n->n_out) spoil(n, &results[0]);

@@ -7,7 +7,8 @@
 
 /* The memory of one run; all borrowed. Pointers an executed range does not need may be NULL. */
 typedef struct run {
-    void *arena; /* plan->arena_bytes, aligned as plan.h says; the same for a forward and its backward */
+    void *arena; /* plan_arena_bytes, aligned as plan.h says; the same for a forward and its backward */
+    bool joint;  /* it is a joint arena: the gradients that backward makes may lie in it, at their places */
     void *const *memory[PLACES]; /* [AT_INPUT][i], [AT_OUTPUT][i], ... each contiguous */
     uint64_t seed;
     const host *host;                /* for nodes that are not the engine's own, or NULL */

@@ -126,6 +126,7 @@ struct graph {
     bool attention_everywhere;         /* FusedAttention is taken wherever it can be (passes/attention_fusion.c) */
     bool as_written;                   /* nothing is simplified (passes/clean_up.c) */
     bool cuda;                         /* it will run on a GPU */
+    int64_t joint_from; /* bytes of gradients from which a run may have them in its arena (plan/plan.h); 0: never */
     bool specialised;
     bool tidy;             /* nothing has changed since dead nodes were removed */
     bool in_backward;      /* nodes emitted now are backward nodes */

@@ -30,6 +30,7 @@ static status graph_for(ctx *c, const compile_options *o, graph **out) {
     (*out)->n_sizes = o->n_sizes;
     (*out)->host = o->host;
     (*out)->cuda = o->cuda;
+    (*out)->joint_from = o->joint_from;
     (*out)->padding_unseen = o->padding_unseen;
     (*out)->attention_everywhere = !(o->disabled_passes & pass_bit("efficient_attention"));
     (*out)->triton = o->triton;
@@ -79,11 +80,11 @@ static status make_smaller(ctx *c, const graph *model, const input_spec *inputs,
 
     stored.again.goal = RECOMPUTE_NOTHING;
     TRY(make(c, model, inputs, &stored, out));
-    const int64_t bytes = (*out)->arena_bytes;
+    const int64_t bytes = plan_beside_gradients(*out);
     start_anew(c);
     TRY(make(c, model, inputs, o, out));
     (*out)->compiles = 2;
-    if ((*out)->arena_bytes <= bytes) return OK;
+    if (plan_beside_gradients(*out) <= bytes) return OK;
     start_anew(c);
     TRY(make(c, model, inputs, &stored, out));
     (*out)->compiles = 3;
@@ -97,9 +98,9 @@ status compile(ctx *c, const graph *model, const input_spec *inputs, const compi
     return o->any_size ? OK : plan_check_limit(c, *out);
 }
 
-/* What a budget is for: a run, and the gradients that backward is given. */
+/* What a budget is for: a run beside its gradients, and those that backward is given. */
 static int64_t step_bytes(const plan *p) {
-    int64_t sum = p->run_bytes;
+    int64_t sum = p->run_bytes - p->arena_bytes + plan_beside_gradients(p);
     for (int i = 0; p->g->output_grads && i < p->g->n_outputs; i++)
         if (p->g->output_grads[i]) sum = size_add(sum, value_bytes(p->g->output_grads[i]));
     return sum;

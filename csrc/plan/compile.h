@@ -17,6 +17,7 @@ typedef struct compile_options {
     bool cuda;                         /* for a GPU */
     bool any_size;           /* a plan that this machine has no memory for is made all the same: it will not run here */
     recompute_request again; /* what backward computes again */
+    int64_t joint_from;      /* as in graph.h */
 } compile_options;
 
 /* Everything is allocated from `c`, which may be started anew; the model is only read and must outlive the plan. */

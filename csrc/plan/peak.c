@@ -6,11 +6,13 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-status plan_peak(ctx *c, const plan *p, int *at, int64_t *bytes) {
+status plan_peak(ctx *c, const plan *p, bool joint, int *at, int64_t *bytes) {
+    int n;
+    const interval *blocks = plan_arena_blocks(p, joint, &n);
     int64_t *change;
 
     TRY(NEW(c, change, p->n_code + 1));
-    for (int i = 0; i < p->n_blocks; i++) sweep_add(change, p->blocks[i].first, p->blocks[i].last, p->blocks[i].bytes);
+    for (int i = 0; i < n; i++) sweep_add(change, blocks[i].first, blocks[i].last, blocks[i].bytes);
     *bytes = sweep_most(change, p->n_code, at);
     return OK;
 }
@@ -42,16 +44,18 @@ static void add_result(rows *r, const value *v) {
 
 status plan_largest(ctx *c, const plan *p, char *text, size_t size) {
     const graph *g = p->g;
+    const bool joint = p->joint_bytes > 0;
     rows r = {0};
     size_t used = 0;
     int64_t bytes;
-    int at;
+    int at, n;
 
     *text = '\0';
-    TRY(plan_peak(c, p, &at, &bytes));
-    for (int i = 0; i < p->n_blocks; i++)
-        if (p->blocks[i].first <= at && at <= p->blocks[i].last)
-            add_row(&r, p->of_block[i].node, p->of_block[i].value ? "" : "workspace of ", p->blocks[i].bytes);
+    TRY(plan_peak(c, p, joint, &at, &bytes));
+    const interval *blocks = plan_arena_blocks(p, joint, &n);
+    for (int i = 0; i < n; i++)
+        if (blocks[i].first <= at && at <= blocks[i].last)
+            add_row(&r, p->of_block[i].node, p->of_block[i].value ? "" : "workspace of ", blocks[i].bytes);
     for (int i = 0; i < g->n_outputs; i++) add_result(&r, g->outputs[i]);
     for (const state_write *w = g->writes; w; w = w->next) add_result(&r, w->value);
     for (int i = 0; i < LARGEST_NAMED && r.at[i].bytes > 0 && used < size; i++)

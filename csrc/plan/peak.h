@@ -6,8 +6,8 @@
 
 enum { LARGEST_NAMED = 3, LARGEST_TEXT = 600 /* bytes that the sentence about them may take */ };
 
-/* The first instruction at which the arena's blocks have the most bytes in all, and how many. */
-MUST_USE status plan_peak(ctx *c, const plan *p, int *at, int64_t *bytes);
+/* The first instruction at which the blocks of the arena, or of the joint one, have the most bytes in all, and how many. */
+MUST_USE status plan_peak(ctx *c, const plan *p, bool joint, int *at, int64_t *bytes);
 
 /* Names the largest blocks of that time, and what forward gives, with their bytes: "Gemm (/fc1) with 4096 bytes, ...". */
 MUST_USE status plan_largest(ctx *c, const plan *p, char *text, size_t size);

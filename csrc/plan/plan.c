@@ -32,7 +32,7 @@ typedef struct block {
     int index;
     value *merged; /* in-place: this root's memory is that one's */
     int first, last;
-    int64_t bytes, offset;
+    int64_t bytes, offset, joint; /* the last two: in the arena, and in a joint one */
 } block;
 
 typedef struct planner {
@@ -192,11 +192,52 @@ static status check_workspace(ctx *c, const node *n, size_t work) {
                 n->name ? n->name : "-");
 }
 
+/* --- the joint arena --- */
+
+/* The gradients' blocks follow those that are there. A gradient stays to the end. */
+static void add_gradients(planner *pl, interval *items, int *n) {
+    for (int t = 0; t < pl->count; t++)
+        for (int i = 0; i < pl->order[t]->n_out; i++) {
+            const value *v = pl->order[t]->out[i];
+            const block *b = &pl->blocks[v->id];
+            if (b->place != AT_INPUT_GRAD || b->merged || pl->where[v->id].root != v) continue;
+            pl->p->of_block[*n] = (block_use){pl->order[t], v};
+            items[(*n)++] = (interval){.bytes = value_bytes(v), .first = t, .last = pl->count - 1};
+        }
+}
+
+/* Places for all blocks of a step that has its gradients in the arena, where these are large. */
+static status assign_joint(planner *pl, const interval *plain) {
+    plan *p = pl->p;
+    graph *g = pl->g;
+    interval *items;
+    int n = p->n_blocks;
+
+    for (int i = 0; i < g->n_input_grads; i++)
+        if (g->input_grads[i]) p->gradient_bytes = size_add(p->gradient_bytes, value_bytes(g->input_grads[i]));
+    if (p->cuda || g->joint_from == 0 || p->gradient_bytes < g->joint_from) return OK;
+    TRY(NEW(g->c, items, n + g->n_input_grads));
+    TRY(NEW(g->c, p->joint_grad, g->n_inputs));
+    if (n) memcpy(items, plain, (size_t)n * sizeof *items);
+    add_gradients(pl, items, &n);
+    TRY(offsets_plan(g->c, items, n, alignment(p), REDZONE, &p->joint_bytes));
+    for (int i = 0; i < g->n_inputs; i++) p->joint_grad[i] = -1;
+    for (int i = 0; i < n; i++) {
+        block *b = p->of_block[i].value ? &pl->blocks[p->of_block[i].value->id] : NULL;
+        if (!b) p->code[items[i].first].joint_work = items[i].offset;
+        else if (b->place == AT_INPUT_GRAD) p->joint_grad[b->index] = items[i].offset;
+        else b->joint = items[i].offset;
+    }
+    p->joint_blocks = items;
+    p->n_joint = n;
+    return OK;
+}
+
 static status assign_offsets(planner *pl) {
     graph *g = pl->g;
     plan *p = pl->p;
     interval *items;
-    int n = 0, n_fixed, room = pl->count + g->n_inputs + 1;
+    int n = 0, n_fixed, room = pl->count + g->n_inputs + g->n_input_grads + 1;
 
     for (int t = 0; t < pl->count; t++) room += pl->order[t]->n_out;
     TRY(NEW(g->c, items, room));
@@ -214,7 +255,7 @@ static status assign_offsets(planner *pl) {
             p->of_block[n] = (block_use){nd, nd->out[i]};
             items[n++] = (interval){.bytes = b->bytes, .first = b->first, .last = b->last};
         }
-        p->code[t].work = -1;
+        p->code[t].work = p->code[t].joint_work = -1;
         if (!work) continue;
         p->of_block[n] = (block_use){.node = nd};
         items[n++] = (interval){.bytes = (int64_t)work, .first = t, .last = t};
@@ -228,7 +269,7 @@ static status assign_offsets(planner *pl) {
     }
     p->blocks = items;
     p->n_blocks = n;
-    return OK;
+    return assign_joint(pl, items);
 }
 
 /* --- constants of a GPU --------------------------------------------------------------------------------------------- */
@@ -270,6 +311,7 @@ static operand encode(const planner *pl, const value *v) {
     o.place = b->place;
     o.index = b->index;
     o.offset = b->offset + pl->where[v->id].offset * (int64_t)dtype_size(v->type);
+    o.joint = o.offset - b->offset + b->joint;
     if (b->place == AT_CONSTANT && !pl->p->cuda) o.t.data = (char *)(uintptr_t)root_of(pl, v)->data + o.offset;
     return o;
 }
@@ -335,24 +377,28 @@ static void add_results(plan *p) {
     for (const state_write *w = g->writes; w; w = w->next) add_result(p, w->value);
 }
 
-static status too_large(ctx *c, const plan *p, size_t there, const char *what) {
+static status too_large(ctx *c, const plan *p, int64_t bytes, size_t there, const char *what) {
     char largest[LARGEST_TEXT];
 
     TRY(plan_largest(c, p, largest, sizeof largest));
-    return fail(c, E_NOMEM, "out of memory: a run takes %" PRId64 " bytes; %zu bytes %s; the largest: %s", p->run_bytes,
-                there, what, largest);
+    return fail(c, E_NOMEM, "out of memory: a run takes %" PRId64 " bytes; %zu bytes %s; the largest: %s", bytes, there,
+                what, largest);
 }
 
-status plan_check_memory(ctx *c, const plan *p) {
-    if (p->cuda || p->run_bytes == 0 || memory_would_fit((size_t)p->run_bytes)) return OK;
-    return too_large(c, p, memory_limits_now().room, "are free");
+status plan_check_memory(ctx *c, const plan *p, bool joint) {
+    const int64_t bytes = p->run_bytes - p->arena_bytes + plan_arena_bytes(p, joint);
+
+    if (p->cuda || bytes == 0 || memory_would_fit((size_t)bytes)) return OK;
+    return too_large(c, p, bytes, memory_limits_now().room, "are free");
 }
 
 status plan_check_limit(ctx *c, const plan *p) {
     enum { LOOKED_AT = 16 << 20 };
     const size_t most = p->run_bytes > LOOKED_AT ? memory_limits_now().most : SIZE_MAX;
 
-    return p->cuda || (size_t)p->run_bytes <= most ? OK : too_large(c, p, most, "are all that this process may use");
+    return p->cuda || (size_t)p->run_bytes <= most
+               ? OK
+               : too_large(c, p, p->run_bytes, most, "are all that this process may use");
 }
 
 status plan_make(graph *g, bool cuda, plan **out) {

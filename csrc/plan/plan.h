@@ -1,7 +1,10 @@
 /* plan.h -- a specialised graph becomes a flat array of instructions over one arena.
  *
  * One arena serves a run, forward and backward: values that backward needs are simply blocks whose life crosses from
- * the first part of the program to the second. Its size is known before anything is allocated. */
+ * the first part of the program to the second. Its size is known before anything is allocated.
+ *
+ * A step that makes large gradients, on the CPU, has a *joint* arena: it holds the gradients, too, in what forward's values
+ * leave free. So there are two places for each block; a run has one arena or the other. */
 #ifndef ORT_PLAN_PLAN_H
 #define ORT_PLAN_PLAN_H
 
@@ -30,6 +33,7 @@ typedef struct operand {
     place place;
     int index;      /* which input, output, ... */
     int64_t offset; /* bytes from the beginning of that memory; of a constant on a GPU: among the plan's constants */
+    int64_t joint;  /* the same in a run with a joint arena */
 } operand;
 
 /* A constant that kernels on a GPU read: a copy of it is among the plan's constants there. */
@@ -47,7 +51,7 @@ typedef struct fixed_place {
 typedef struct instr {
     const node *node;
     operand *in, *out;
-    int64_t work; /* offset of the workspace in the arena; -1: none */
+    int64_t work, joint_work; /* offset of the workspace in the arena, and in a joint one; -1: none */
 } instr;
 
 /* What a block of the arena is for: a value, or, without one, the workspace of a node. Neither: it is fixed. */
@@ -73,8 +77,13 @@ typedef struct plan {
     int64_t run_bytes;     /* of all that a forward takes: the arena, outputs and writes */
     int64_t offload_bytes; /* that a run needs elsewhere, for values that are offloaded (core/offload.h) */
     interval *blocks;      /* lives of the arena's blocks, in instructions */
-    block_use *of_block;   /* [n_blocks] */
+    block_use *of_block;   /* [n_blocks], and of a plan with a joint arena [n_joint] */
     int n_blocks;
+    int64_t joint_bytes;    /* of a joint arena; 0: the plan has none */
+    interval *joint_blocks; /* [n_joint] the blocks in the same order, then the gradients */
+    int n_joint;            /* 0: none */
+    int64_t *joint_grad;    /* [inputs of the graph] where a joint arena has their gradients; -1: there is none */
+    int64_t gradient_bytes; /* of all gradients */
     int n_writes;
     bool random;            /* forward or backward draws random numbers: a run needs a seed */
     bool *reads_input;      /* [inputs of the model] backward reads it: it must not change before */
@@ -91,8 +100,20 @@ MUST_USE status plan_make(graph *g, bool cuda, plan **out);
 
 /* E_NOMEM, with a sentence that names the largest blocks, where no run on the CPU could ever have the memory it needs. */
 MUST_USE status plan_check_limit(ctx *c, const plan *p);
-/* The same where there is not so much memory now. */
-MUST_USE status plan_check_memory(ctx *c, const plan *p);
+/* The same where there is not so much memory now. `joint`: for a run with a joint arena. */
+MUST_USE status plan_check_memory(ctx *c, const plan *p, bool joint);
+
+/* Bytes that a step takes beside its gradients, which the arena may have in it. */
+static inline int64_t plan_beside_gradients(const plan *p) {
+    return p->joint_bytes ? p->joint_bytes - p->gradient_bytes : p->arena_bytes;
+}
+
+/* Bytes of the arena of one kind of run, and its blocks. */
+static inline int64_t plan_arena_bytes(const plan *p, bool joint) { return joint ? p->joint_bytes : p->arena_bytes; }
+static inline const interval *plan_arena_blocks(const plan *p, bool joint, int *count) {
+    *count = joint ? p->n_joint : p->n_blocks;
+    return joint ? p->joint_blocks : p->blocks;
+}
 
 /* How many inputs the model has: they come first among those of the graph; the outputs' gradients follow. */
 int plan_model_inputs(const plan *p);

@@ -166,7 +166,7 @@ PyDoc_STRVAR(
     plan_doc,
     "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None,\n"
     "     padding_unseen=False, device=-1, recompute=0, budget=0, any_size=False,\n"
-    "     clusters=None, triton=None, offload=None) -> Plan\n\n"
+    "     clusters=None, triton=None, offload=None, joint_from=0) -> Plan\n\n"
     "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
     "output_grads: which outputs receive a gradient; None plans inference only.\n"
     "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
@@ -182,6 +182,8 @@ PyDoc_STRVAR(
     "clusters, unless it is None.\n"
     "triton: what becomes Triton kernels, (least nodes, constants in the text, flash attention, widest row, [(operator,\n"
     "classes of operands, does it not count, [(attribute, what it has to be, numbers), ...]), ...]).\n"
+    "joint_from: bytes of gradients from which a plan for the CPU has a joint arena, that is one for these, too; 0: it has\n"
+    "none. A budget counts on it.\n"
     "device: the number of a GPU; -1 is the CPU.");
 
 /* Nothing of a plan is refused when it runs. */
@@ -213,33 +215,33 @@ static int parse_inputs(const graph *g, PyObject *inputs, PyObject *needs, input
     return 0;
 }
 
-static char *plan_arguments[] = {"inputs",   "needs_grad",     "output_grads", "disabled_passes", "sizes",
-                                 "host",     "padding_unseen", "device",       "recompute",       "budget",
-                                 "any_size", "clusters",       "triton",       "offload",         NULL};
+static char *plan_arguments[] = {
+    "inputs",    "needs_grad", "output_grads", "disabled_passes", "sizes",  "host",    "padding_unseen", "device",
+    "recompute", "budget",     "any_size",     "clusters",        "triton", "offload", "joint_from",     NULL};
 
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
     module_state *m = state_of((PyObject *)Py_TYPE(object));
     PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *from_host = NULL, *clusters = Py_None;
     PyObject *triton = Py_None, *result = NULL;
-    const char *folder = NULL;
     const struct triton_rules *rules = NULL;
     int64_t sizes[MOST_SIZES];
     int n_sizes = 0, device = ON_CPU, unseen = 0, any_size = 0, goal = RECOMPUTE_NOTHING;
     unsigned long long off = 0;
-    long long budget = 0;
+    long long budget = 0, joint_from = 0;
     recompute_request again = {RECOMPUTE_NOTHING};
     graph *g = check_graph(object);
     input_spec *specs = NULL;
     bool *needed = NULL, *flags = NULL;
     python_host from_python;
+    const char *folder = NULL;
     plan *p = NULL;
     ctx c, of_rules;
     status s;
 
     ctx_init(&c);
-    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiLpOOz:plan", plan_arguments, &inputs, &needs,
+    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiLpOOzL:plan", plan_arguments, &inputs, &needs,
                                            &grads, &off, &known, &from_host, &unseen, &device, &goal, &budget,
-                                           &any_size, &clusters, &triton, &folder))
+                                           &any_size, &clusters, &triton, &folder, &joint_from))
         return NULL;
     ctx_init(&of_rules);
     specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
@@ -249,11 +251,10 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
         PyErr_NoMemory();
         goto done;
     }
-    if (known && (n_sizes = parse_sizes(known, sizes)) < 0) goto done;
-    if (parse_inputs(g, inputs, needs, specs, needed) < 0 || parse_request(clusters, goal, folder, &again) < 0)
+    if ((known && (n_sizes = parse_sizes(known, sizes)) < 0) || parse_inputs(g, inputs, needs, specs, needed) < 0 ||
+        parse_request(clusters, goal, folder, &again) < 0 || parse_triton_rules(&of_rules, triton, &rules) < 0 ||
+        (grads != Py_None && parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", flags) < 0))
         goto done;
-    if (parse_triton_rules(&of_rules, triton, &rules) < 0) goto done;
-    if (grads != Py_None && parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", flags) < 0) goto done;
     compile_options o = {.output_grads = grads == Py_None ? NULL : flags,
                          .disabled_passes = off,
                          .n_sizes = n_sizes,
@@ -263,7 +264,8 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
                          .triton = rules,
                          .cuda = device != ON_CPU,
                          .any_size = any_size,
-                         .again = again};
+                         .again = again,
+                         .joint_from = joint_from};
     s = make_plan(&c, g, specs, &o, budget, device, &p);
     if (s != OK) raise_status(m, &c.err);
     else result = plan_object_new(m, object, &c, p, device, folder); /* takes the context over, even when it fails */

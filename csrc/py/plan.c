@@ -173,41 +173,48 @@ static PyObject *plan_graph(PyObject *object, PyObject *unused) {
 }
 
 /* (kind, operator, name, part, type and shape or None) of what a block is for. */
-static PyObject *use_of_block(const plan *p, const interval *b, const block_use *what) {
+static PyObject *use_of_block(const plan *p, const interval *b, const block_use *what, bool gradient) {
     const char *part = b->first < p->n_forward ? "forward" : "backward";
     const value *v = what->value;
 
     if (!what->node) return Py_BuildValue("(ssssO)", "fixed", "", "", part, Py_None);
-    return Py_BuildValue("(ssssN)", v ? "value" : "workspace", what->node->op->name,
-                         what->node->name ? what->node->name : "", part,
+    return Py_BuildValue("(ssssN)",
+                         gradient ? "gradient"
+                         : v      ? "value"
+                                  : "workspace",
+                         what->node->op->name, what->node->name ? what->node->name : "", part,
                          v ? build_spec(v->type, &v->shape) : Py_NewRef(Py_None));
 }
 
-static PyObject *plan_blocks(PyObject *object, PyObject *unused) {
+static PyObject *plan_blocks(PyObject *object, PyObject *args) {
     const plan *p = ((plan_object *)object)->p;
-    PyObject *list = PyList_New(0);
+    const interval *blocks;
+    PyObject *list;
+    int joint = 0, n;
 
-    (void)unused;
-    for (int i = 0; list && i < p->n_blocks; i++) {
-        const interval *b = &p->blocks[i];
+    if (!PyArg_ParseTuple(args, "|p:blocks", &joint)) return NULL;
+    blocks = plan_arena_blocks(p, joint, &n);
+    list = PyList_New(0);
+    for (int i = 0; list && i < n; i++) {
+        const interval *b = &blocks[i];
         PyObject *row = Py_BuildValue("(LLiiN)", (long long)b->offset, (long long)b->bytes, b->first, b->last,
-                                      use_of_block(p, b, &p->of_block[i]));
+                                      use_of_block(p, b, &p->of_block[i], i >= p->n_blocks));
         if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
         Py_XDECREF(row);
     }
     return list;
 }
 
-static PyObject *get_peak(PyObject *object, void *unused) {
+static PyObject *find_peak(PyObject *object, PyObject *args) {
     const plan *p = ((plan_object *)object)->p;
     PyObject *result = NULL;
     int64_t bytes;
+    int at, joint = 0;
     ctx c;
-    int at;
 
-    (void)unused;
+    if (!PyArg_ParseTuple(args, "|p:peak", &joint)) return NULL;
     ctx_init(&c);
-    if (plan_peak(&c, p, &at, &bytes) == OK) result = Py_BuildValue("(iL)", at, (long long)bytes);
+    if (plan_peak(&c, p, joint, &at, &bytes) == OK) result = Py_BuildValue("(iL)", at, (long long)bytes);
     else raise_status(state_of((PyObject *)Py_TYPE(object)), &c.err);
     ctx_release(&c);
     return result;
@@ -297,19 +304,18 @@ static PyObject *get_input_grads(PyObject *object, void *unused) {
     return value_specs(plan_of(object)->g->input_grads, plan_model_inputs(plan_of(object)));
 }
 
-static PyObject *empty_outputs(PyObject *object, PyObject *tensor_type) {
+static PyObject *empty_outputs(PyObject *object, PyObject *args) {
+    PyObject *tensor_type;
+    int has_arena = 0;
     status s;
     ctx c;
 
+    if (!PyArg_ParseTuple(args, "O|p:empty_outputs", &tensor_type, &has_arena)) return NULL;
     ctx_init(&c);
-    s = plan_check_memory(&c, plan_of(object));
+    s = has_arena ? OK : plan_check_memory(&c, plan_of(object), false);
     ctx_release(&c);
     if (s != OK) return raise_status(state_of((PyObject *)Py_TYPE(object)), &c.err);
     return empty_values(tensor_type, plan_of(object)->g->outputs, plan_of(object)->g->n_outputs);
-}
-
-static PyObject *empty_input_grads(PyObject *object, PyObject *tensor_type) {
-    return empty_values(tensor_type, plan_of(object)->g->input_grads, plan_model_inputs(plan_of(object)));
 }
 
 static PyObject *get_differentiates(PyObject *object, void *unused) {
@@ -363,6 +369,11 @@ static PyObject *get_gradient_lives(PyObject *object, void *unused) {
 static PyObject *get_arena_bytes(PyObject *object, void *unused) {
     (void)unused;
     return PyLong_FromLongLong(plan_of(object)->arena_bytes);
+}
+
+static PyObject *get_joint_bytes(PyObject *object, void *unused) {
+    (void)unused;
+    return PyLong_FromLongLong(plan_of(object)->joint_bytes);
 }
 
 static PyObject *get_offload_bytes(PyObject *object, void *unused) {
@@ -501,9 +512,10 @@ static PyMethodDef plan_methods[] = {
     {"take_room", plan_take_room, METH_NOARGS, plan_take_room_doc},
     {"give_room", plan_give_room, METH_O, plan_give_room_doc},
     {"reads", plan_reads, METH_VARARGS, plan_reads_doc},
-    {"empty_outputs", empty_outputs, METH_O, PyDoc_STR("empty_outputs(torch.Tensor) -> a new tensor for each output")},
-    {"empty_input_grads", empty_input_grads, METH_O,
-     PyDoc_STR("empty_input_grads(torch.Tensor) -> for each input a new tensor for its gradient, or None")},
+    {"empty_outputs", empty_outputs, METH_VARARGS,
+     PyDoc_STR("empty_outputs(torch.Tensor, has_arena=False) -> a new tensor for each output")},
+    {"empty_input_grads", plan_empty_input_grads, METH_VARARGS, plan_empty_input_grads_doc},
+    {"joint_arena", plan_joint_arena, METH_VARARGS, plan_joint_arena_doc},
     {"keep", plan_keep, METH_VARARGS, keep_doc},
     {"profile", plan_profile, METH_O, PyDoc_STR("profile(on): measure each instruction from now on, or stop.")},
     {"code", plan_code, METH_NOARGS,
@@ -513,10 +525,14 @@ static PyMethodDef plan_methods[] = {
          "graph() -> [(operator, name, part, operands, results, (dtype, shape) or None, instruction, pass, again),\n"
          "...]: the nodes; operands are numbers of results, names of inputs or None; instruction: -1 for a view;\n"
          "again: backward computes it again")},
-    {"blocks", plan_blocks, METH_NOARGS,
+    {"blocks", plan_blocks, METH_VARARGS,
      PyDoc_STR(
-         "blocks() -> [(offset, bytes, first, last, (kind, operator, name, part, (dtype, shape) or None)), ...]:\n"
-         "what the arena holds from one instruction to another; kind is value, workspace or fixed")},
+         "blocks(joint=False) -> [(offset, bytes, first, last, (kind, operator, name, part, (dtype, shape) or None)),\n"
+         "...]: what an arena holds from one instruction to another; kind: value, workspace, gradient or fixed")},
+    {"peak", find_peak, METH_VARARGS,
+     PyDoc_STR(
+         "peak(joint=False) -> (instruction, bytes): when the blocks of the arena, or of the joint one, have the\n"
+         "most bytes in all, and how many")},
     {"text", plan_text, METH_NOARGS, PyDoc_STR("text() -> the graph, one node a line")},
     {"onnx", plan_onnx, METH_NOARGS, PyDoc_STR("onnx() -> the graph as the bytes of an ONNX model")},
     {NULL, NULL, 0, NULL},
@@ -535,8 +551,8 @@ static PyGetSetDef plan_getset[] = {
     {"reads_input", get_reads_input, NULL, "for each input: does backward read it?", NULL},
     {"reads_output", get_reads_output, NULL, "for each output: does backward read it?", NULL},
     {"arena_bytes", get_arena_bytes, NULL, "bytes of the arena a run needs", NULL},
-    {"peak", get_peak, NULL, "(instruction, bytes): when the arena's blocks have the most bytes in all, and how many",
-     NULL},
+    {"joint_bytes", get_joint_bytes, NULL,
+     "bytes of an arena that holds the gradients, too; 0: they are too small for that, or the plan is for a GPU", NULL},
     {"offload_bytes", get_offload_bytes, NULL, "bytes that a run needs elsewhere, for activations that are offloaded",
      NULL},
     {"offloaded", get_offloaded, NULL, "activations that are written elsewhere in forward, and read back in backward",

@@ -30,6 +30,11 @@ PyObject *plan_backward_part(PyObject *object, PyObject *args, PyObject *kwargs)
 PyObject *plan_reads(PyObject *object, PyObject *args);
 extern const char plan_forward_doc[], plan_backward_doc[], plan_backward_part_doc[], plan_reads_doc[];
 
+/* Methods (joint_arena.c). */
+PyObject *plan_joint_arena(PyObject *object, PyObject *args);
+PyObject *plan_empty_input_grads(PyObject *object, PyObject *args);
+extern const char plan_joint_arena_doc[], plan_empty_input_grads_doc[];
+
 /* Methods (room.c). */
 PyObject *plan_take_room(PyObject *object, PyObject *unused);
 PyObject *plan_give_room(PyObject *object, PyObject *room);

@@ -57,6 +57,10 @@ int tensor_bytes(PyObject *object, int device, const char *what, void **out, int
 
 /* A new CPU tensor that owns its memory, not filled; `tensor_type` is torch.Tensor. */
 PyObject *tensor_empty(PyObject *tensor_type, dtype type, const shape *s);
+/* The same over memory at `data`, which is the owner's: `give` is called once, when the last tensor over it is gone, from
+ * any thread and without the interpreter's lock; not where there is no tensor (NULL). */
+PyObject *tensor_over(PyObject *tensor_type, dtype type, const shape *s, void *data, void *owner,
+                      void (*give)(void *owner));
 
 /* The elements of a tensor on the CPU or that GPU that fills its memory without gaps, in whatever order of dimensions. */
 typedef struct elements {

@@ -49,16 +49,21 @@ static int collect(const plan_object *self, PyObject *tensors, value *const *val
     return 0;
 }
 
-static int collect_arena(const plan_object *self, PyObject *memory, void **out) {
+static int collect_arena(const plan_object *self, PyObject *memory, bool joint, run *r) {
     const plan *p = self->p;
     const int aligned = p->cuda ? PLAN_ALIGNED_ON_GPU : PLAN_ALIGNED;
+    const int64_t needed = plan_arena_bytes(p, joint);
     int64_t bytes;
 
-    *out = NULL;
-    if (p->arena_bytes == 0) return 0;
-    if (tensor_bytes(memory, self->device, "the arena", out, &bytes) < 0) return -1;
-    if (bytes >= p->arena_bytes && (uintptr_t)*out % (uintptr_t)aligned == 0) return 0;
-    PyErr_Format(PyExc_ValueError, "the arena needs %lld bytes aligned to %d", (long long)p->arena_bytes, aligned);
+    r->joint = joint;
+    if (joint && !needed) {
+        PyErr_SetString(PyExc_ValueError, "this plan has no joint arena");
+        return -1;
+    }
+    if (needed == 0) return 0;
+    if (tensor_bytes(memory, self->device, "the arena", &r->arena, &bytes) < 0) return -1;
+    if (bytes >= needed && (uintptr_t)r->arena % (uintptr_t)aligned == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "the arena needs %lld bytes aligned to %d", (long long)needed, aligned);
     return -1;
 }
 
@@ -145,7 +150,7 @@ const char plan_forward_doc[] =
     "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, math_mode=0, graphs=False,\n"
     "seed_at=0): fills outputs and writes.\n\n"
     "host: runs the nodes of Python's, if there are any (ortmodule/host/host_node.py).\n"
-    "room, by name: of take_room(), for a plan with offload_bytes.\n"
+    "room, by name: of take_room(), for a plan with offload_bytes. joint, by name: arena is of joint_arena().\n"
     "stream: of a plan for a GPU, the handle of the stream that the work is put into; math_mode: what torch\n"
     "lets kernels do, added up, 1: TF32 in products, 2: in convolutions, 4: only the same bits in every run;\n"
     "graphs: whether the work may be recorded, and started as a whole where memory is what it was; seed_at:\n"
@@ -153,7 +158,7 @@ const char plan_forward_doc[] =
     "caller the work becomes part of that graph.";
 
 PyObject *plan_forward(PyObject *object, PyObject *args, PyObject *kwargs) {
-    char *names[] = {"", "", "", "", "", "", "", "", "", "", "room", NULL};
+    char *names[] = {"", "", "", "", "", "", "", "", "", "", "room", "joint", NULL};
     plan_object *self = (plan_object *)object;
     const plan *p = self->p;
     PyObject *memory, *inputs, *outputs, *writes, *object_of_host = NULL, *room = NULL, *result = NULL;
@@ -162,19 +167,20 @@ PyObject *plan_forward(PyObject *object, PyObject *args, PyObject *kwargs) {
     unsigned long long seed;
     gpu_way way = {0};
     python_host from_python;
-    int n = 0;
+    int n = 0, joint = 0;
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOK|OKipK$O:forward", names, &memory, &inputs, &outputs, &writes,
-                                     &seed, &object_of_host, &way.stream, &way.math, &way.graphs, &way.seed, &room))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOK|OKipK$Op:forward", names, &memory, &inputs, &outputs, &writes,
+                                     &seed, &object_of_host, &way.stream, &way.math, &way.graphs, &way.seed, &room,
+                                     &joint))
         return NULL;
     if (check_stream(self, args, 6) < 0 || plan_room(self, room, &r.room) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);
     value **targets = p->n_writes > 64 ? calloc((size_t)p->n_writes, sizeof *targets) : write_values;
     if (!targets) return PyErr_NoMemory();
     for (const state_write *w = p->g->writes; w; w = w->next) targets[n++] = w->value;
-    if (collect_arena(self, memory, &r.arena) == 0 &&
+    if (collect_arena(self, memory, joint, &r) == 0 &&
         collect(self, inputs, p->g->inputs, plan_model_inputs(p), "input", THEIRS, &in) == 0 &&
         collect(self, outputs, p->g->outputs, p->g->n_outputs, "output", OURS, &out) == 0 &&
         collect(self, writes, targets, n, "write", OURS, &written) == 0) {
@@ -195,7 +201,8 @@ PyObject *plan_forward(PyObject *object, PyObject *args, PyObject *kwargs) {
 const char plan_backward_doc[] =
     "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None, stream=0,\n"
     "math_mode=0, graphs=False, seed_at=0): fills input_grads.\n\n"
-    "arena, inputs, outputs, seed, host, room: those of the forward. Entries that the plan does not read may be None.";
+    "arena, inputs, outputs, seed, host, room, joint: those of the forward. Entries that the plan does not read may be\n"
+    "None.";
 
 /* Of the tensors that backward is given only those it uses are looked at: the caller may have dropped the rest. */
 typedef struct given {
@@ -240,7 +247,7 @@ static int find_used(const plan *p, int from, int to, given *of) {
 
 /* Instructions [from, to) of backward. */
 static PyObject *run_backward(plan_object *self, PyObject *args, PyObject *kwargs, int from, int to) {
-    char *names[] = {"", "", "", "", "", "", "", "", "", "", "", "room", NULL};
+    char *names[] = {"", "", "", "", "", "", "", "", "", "", "", "room", "joint", NULL};
     const plan *p = self->p;
     const graph *g = p->g;
     const bool whole = from == p->n_forward && to == p->n_code;
@@ -250,12 +257,13 @@ static PyObject *run_backward(plan_object *self, PyObject *args, PyObject *kwarg
     unsigned long long seed;
     gpu_way way = {0};
     python_host from_python;
+    int joint = 0;
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOK|OKipK$O:backward", names, &memory, &inputs, &outputs,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOK|OKipK$Op:backward", names, &memory, &inputs, &outputs,
                                      &output_grads, &input_grads, &seed, &object_of_host, &way.stream, &way.math,
-                                     &way.graphs, &way.seed, &room))
+                                     &way.graphs, &way.seed, &room, &joint))
         return NULL;
     if (check_stream(self, args, 7) < 0 || plan_room(self, room, &r.room) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);
@@ -263,7 +271,7 @@ static PyObject *run_backward(plan_object *self, PyObject *args, PyObject *kwarg
         PyErr_SetString(PyExc_RuntimeError, "this plan is for inference: it has no backward");
         return NULL;
     }
-    if ((whole || find_used(p, from, to, of) == 0) && collect_arena(self, memory, &r.arena) == 0 &&
+    if ((whole || find_used(p, from, to, of) == 0) && collect_arena(self, memory, joint, &r) == 0 &&
         collect_used(self, inputs, g->inputs, whole ? p->reads_input : of[AT_INPUT].flags, plan_model_inputs(p),
                      "input", THEIRS, &of[AT_INPUT]) == 0 &&
         collect_used(self, outputs, g->outputs, whole ? p->reads_output : of[AT_OUTPUT].flags, g->n_outputs, "output",

@@ -358,23 +358,18 @@ typedef struct owned {
 
 static void give_owned(dl_managed *self) { memory_give(self->owner); }
 
-static PyObject *new_tensor(const dl_exchange *e, dtype type, const shape *s) {
-    size_t header = (sizeof(owned) + 63) & ~(size_t)63, bytes = (size_t)shape_count(s) * dtype_size(type);
-    owned *o = memory_take(header + (bytes ? bytes : 1)); /* no two empty tensors at one address */
+/* NULL: torch did not take it over, and nothing has been given back. */
+static PyObject *hand_over(const dl_exchange *e, owned *o, dtype type, const shape *s, void *data,
+                           void (*deleter)(dl_managed *self)) {
     void *object = NULL;
 
-    if (!o) {
-        char sizes[SHAPE_TEXT];
-        return PyErr_Format(PyExc_MemoryError, "out of memory: a tensor of %s %s takes %zu bytes", dtype_name(type),
-                            shape_text(s, sizes), bytes);
-    }
     memset(o, 0, sizeof *o);
     memcpy(o->shape, s->dim, sizeof o->shape);
     stride_contiguous(s, o->stride);
     o->managed.version.major = DL_MAJOR;
     o->managed.owner = o;
-    o->managed.deleter = give_owned;
-    o->managed.tensor.data = (char *)o + header;
+    o->managed.deleter = deleter;
+    o->managed.tensor.data = data;
     o->managed.tensor.device.type = DL_CPU;
     o->managed.tensor.ndim = s->rank;
     o->managed.tensor.dtype.code = (uint8_t)dtype_table[type].dlpack_code;
@@ -383,9 +378,48 @@ static PyObject *new_tensor(const dl_exchange *e, dtype type, const shape *s) {
     o->managed.tensor.shape = o->shape;
     o->managed.tensor.strides = o->stride;
     if (e->to_object(&o->managed, &object) == 0) return object;
-    memory_give(o);
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "torch did not take a new tensor over");
     return NULL;
+}
+
+static PyObject *new_tensor(const dl_exchange *e, dtype type, const shape *s) {
+    size_t header = (sizeof(owned) + 63) & ~(size_t)63, bytes = (size_t)shape_count(s) * dtype_size(type);
+    owned *o = memory_take(header + (bytes ? bytes : 1)); /* no two empty tensors at one address */
+    PyObject *object;
+
+    if (!o) {
+        char sizes[SHAPE_TEXT];
+        return PyErr_Format(PyExc_MemoryError, "out of memory: a tensor of %s %s takes %zu bytes", dtype_name(type),
+                            shape_text(s, sizes), bytes);
+    }
+    if (!(object = hand_over(e, o, type, s, (char *)o + header, give_owned))) memory_give(o);
+    return object;
+}
+
+/* A description of memory that is another's. */
+typedef struct lent {
+    owned o;
+    void *owner;
+    void (*give)(void *owner);
+} lent;
+
+static void give_lent(dl_managed *self) {
+    lent *l = self->owner;
+    l->give(l->owner);
+    free(l);
+}
+
+PyObject *tensor_over(PyObject *tensor_type, dtype type, const shape *s, void *data, void *owner,
+                      void (*give)(void *owner)) {
+    const dl_exchange *e = exchange ? exchange : find_exchange(tensor_type);
+    lent *l = e ? malloc(sizeof *l) : NULL;
+    PyObject *object;
+
+    if (!l) return e ? PyErr_NoMemory() : NULL;
+    l->owner = owner;
+    l->give = give;
+    if (!(object = hand_over(e, &l->o, type, s, data, give_lent))) free(l);
+    return object;
 }
 
 PyObject *tensor_empty(PyObject *tensor_type, dtype type, const shape *s) {

@@ -47,7 +47,7 @@ class Peak:
     parameters: int  #: and buffers
     inputs: int
     outputs: int  #: what forward returns and writes, and the gradients that backward is given for it
-    gradients: int  #: of parameters, and of inputs that have some
+    gradients: int  #: of parameters, and of inputs that have some, as far as they are there at the peak
     activations: int  #: values that forward and backward compute and keep
     workspace: int  #: scratch memory of kernels, and gaps between blocks
     optimizer: int  #: states of the optimizer
@@ -62,7 +62,8 @@ class Peak:
 
     @property
     def arena(self) -> int:
-        """Activations and workspace: the one block of memory that the engine takes for a step."""
+        """Activations and workspace: the one block of memory that the engine takes for a step. On the CPU large
+        gradients are in it, too."""
         return self.activations + self.workspace
 
     def __str__(self) -> str:
@@ -96,8 +97,9 @@ def peak_of(
     :func:`ortmodule.memory.predict`."""
     states = _states(graph)
     held = [HeldTensor("parameter", *_place(name), t.nbytes, _dtype(t), tuple(t.shape)) for name, t in states]
-    grads = _gradients(graph, plan)
-    with_grad = {(tensor.module, tensor.name) for tensor in grads}  # an optimizer passes over the others
+    joint = graph.joint(plan)
+    grads, later = _gradients(graph, plan, plan.peak(True)[0] if joint else None)
+    with_grad = {(tensor.module, tensor.name) for tensor in (*grads, *later)}  # an optimizer passes over the others
     trained = [(n, t) for n, t in states if t.requires_grad and (not plan.differentiates or _place(n) in with_grad)]
     held += [*grads, *_optimizer(trained, optimizer)]
     held += [
@@ -106,7 +108,8 @@ def peak_of(
     given = [spec for spec in plan.output_grads if spec is not None] if plan.differentiates else []
     results = [*plan.outputs, *(spec for _, spec in plan.writes), *given]
     held += [_of_spec("output", f"output {i}", spec) for i, spec in enumerate(results)]
-    held += _arena(plan)
+    in_arena = sum(bytes_of(spec) for spec in plan.input_grads if spec is not None) if joint else 0
+    held += _arena(plan, joint, in_arena - sum(tensor.bytes for tensor in later))
     sums = dict.fromkeys(
         ("parameter", "input", "output", "gradient", "activation", "workspace", "gaps", "optimizer"), 0
     )
@@ -172,11 +175,14 @@ def _states(graph: CompiledGraph) -> list[tuple[str, torch.Tensor]]:
     return list(reversed(found.values()))
 
 
-def _gradients(graph: CompiledGraph, plan: _core.Plan) -> list[HeldTensor]:
+def _gradients(graph: CompiledGraph, plan: _core.Plan, at: int | None) -> tuple[list[HeldTensor], list[HeldTensor]]:
+    """Those that are there at instruction ``at``, and those that are made later. None: all are there."""
     grads = graph.predicted()
     if grads is None or not plan.differentiates:
-        return []
-    reached, found = graph.reached(grads), []
+        return [], []
+    found: list[HeldTensor] = []
+    later: list[HeldTensor] = []
+    reached, lives = graph.reached(grads), plan.gradient_lives
     for i in graph.leaves:
         spec, feed = plan.input_grads[i], graph.feeds[i]
         if spec is None and i in reached and isinstance(feed, Slot):  # zeros, as PyTorch has them
@@ -184,8 +190,10 @@ def _gradients(graph: CompiledGraph, plan: _core.Plan) -> list[HeldTensor]:
             spec = _dtype(tensor), tuple(tensor.shape)
         if spec is not None:
             name = feed.name if isinstance(feed, Slot) else f"input {feed}"
-            found.append(HeldTensor("gradient", *_place(name), bytes_of(spec), *spec))
-    return found
+            life = lives[i]
+            to = later if at is not None and life is not None and life[0] > at else found
+            to.append(HeldTensor("gradient", *_place(name), bytes_of(spec), *spec))
+    return found, later
 
 
 def _optimizer(trained: Sequence[tuple[str, torch.Tensor]], optimizer: str | torch.optim.Optimizer) -> list[HeldTensor]:
@@ -225,12 +233,12 @@ def _kept(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> int:
 # --- the arena --------------------------------------------------------------------------------------------------------
 
 
-def _arena(plan: _core.Plan) -> list[HeldTensor]:
-    """What is alive in it at its peak, and the gaps."""
-    at, _ = plan.peak
+def _arena(plan: _core.Plan, joint: bool, gradients: int) -> list[HeldTensor]:
+    """What is alive in it at its peak, and the gaps. ``gradients``: bytes of those that are in it then."""
+    at, _ = plan.peak(joint)
     held = []
-    for _, count, first, last, (kind, operator, name, part, spec) in plan.blocks():
-        if first <= at <= last:
+    for _, count, first, last, (kind, operator, name, part, spec) in plan.blocks(joint):
+        if first <= at <= last and kind != "gradient":
             module = module_path(name)
             what = f"gradient at {operator}" if part == "backward" else operator
             held.append(
@@ -238,7 +246,8 @@ def _arena(plan: _core.Plan) -> list[HeldTensor]:
                 if kind == "value" and spec is not None
                 else HeldTensor("workspace", module, operator or "fixed", count)
             )
-    rest = plan.arena_bytes + plan.constant_bytes - sum(tensor.bytes for tensor in held)
+    arena = plan.joint_bytes if joint else plan.arena_bytes
+    rest = arena + plan.constant_bytes - gradients - sum(tensor.bytes for tensor in held)
     return [*held, HeldTensor("gaps", "", "between blocks", rest)]
 
 

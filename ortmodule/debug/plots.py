@@ -18,7 +18,7 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
 #: Kinds of blocks of the arena, in the order of the legend and of the palette's colours.
 _KINDS = (
     "activation kept for backward", "activation of forward", "value of backward", "workspace of a kernel",
-    "input of a CUDA graph",
+    "input of a CUDA graph", "gradient",
 )  # fmt: skip
 
 
@@ -40,18 +40,20 @@ def _unit(most: int) -> tuple[int, str]:
 
 def _kind(plan: _core.Plan, first: int, last: int, what: str) -> int:
     if what != "value":
-        return 3 if what == "workspace" else 4
+        return {"workspace": 3, "gradient": 5}.get(what, 4)
     forward = plan.nodes[0]
     return 2 if first >= forward else 0 if last >= forward else 1
 
 
 def plan_figure(plan: _core.Plan, name: str) -> Figure:
     """The memory plan: the order of execution, addresses, what lives there, and the peak with what is alive then."""
-    peak, most = plan.peak
-    scale, unit = _unit(plan.arena_bytes)
+    joint = plan.joint_bytes > 0
+    arena = plan.joint_bytes or plan.arena_bytes
+    peak, most = plan.peak(joint)
+    scale, unit = _unit(arena)
     rows: list[list[Any]] = [[] for _ in _KINDS]
     change = [0] * (sum(plan.nodes) + 1)
-    for offset, count, first, last, (what, operator, node, _, spec) in plan.blocks():
+    for offset, count, first, last, (what, operator, node, _, spec) in plan.blocks(joint):
         change[first] += count
         change[last + 1] -= count
         kind = _kind(plan, first, last, what)
@@ -68,7 +70,7 @@ def plan_figure(plan: _core.Plan, name: str) -> Figure:
         alive.append(round(live / scale, 4))
     data.append(
         {"type": "scatter", "x": list(range(len(alive))), "y": alive, "yaxis": "y2", "mode": "lines", "name": "alive",
-         "line": {"shape": "hvh", "width": 1.5}, "fill": "tozeroy", "palette": 5, "showlegend": False,
+         "line": {"shape": "hvh", "width": 1.5}, "fill": "tozeroy", "palette": 6, "showlegend": False,
          "hovertemplate": f"instruction %{{x}}: %{{y:.2f}} {unit} alive<extra></extra>"}
     )  # fmt: skip
     forward, backward = plan.nodes
@@ -81,7 +83,7 @@ def plan_figure(plan: _core.Plan, name: str) -> Figure:
         "xaxis": {"title": {"text": "instruction, in the order of execution"}, "anchor": "y2",
                   "range": [-0.5, forward + backward - 0.5]},
         "yaxis": {"title": {"text": f"address ({unit})"}, "domain": [0.27, 1],
-                  "range": [0, plan.arena_bytes / scale or 1]},
+                  "range": [0, arena / scale or 1]},
         "yaxis2": {"title": {"text": f"alive ({unit})"}, "domain": [0, 0.2], "rangemode": "tozero"},
         "legend": {"orientation": "h", "y": 1.06, "yanchor": "bottom", "x": 0},
     }  # fmt: skip

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import distributed
 
 from ortmodule import _core
 from ortmodule.core.dtypes import DTYPES
@@ -34,6 +35,8 @@ CPU = torch.device("cpu")
 MOST_PLANS = 128
 #: Tensors that an error about memory names (csrc/plan/peak.h).
 MOST_NAMED = 3
+#: Bytes of gradients that get places in a run's arena, on the CPU; less is not worth a second placement.
+JOINT_FROM = 25 << 20
 #: Bytes that divide the address of memory for a plan on a GPU (csrc/plan/plan.h).
 GPU_ALIGNED = 256
 #: ("float32", (2, 3)): the type of elements, and the sizes.
@@ -158,7 +161,8 @@ class Run:
     """One forward. ``outputs``: tensors of their own; ``writes``: {input index: its new contents}."""
 
     __slots__ = (
-        "plan", "inputs", "outputs", "writes", "seed", "seed_there", "calls", "gpu", "graphs", "room", "_arena",
+        "plan", "inputs", "outputs", "writes", "seed", "seed_there", "calls", "gpu", "graphs", "room", "joint",
+        "_arena",
     )  # fmt: skip
 
     def __init__(
@@ -170,11 +174,13 @@ class Run:
         calls: Calls | None = None,
         graphs: bool = False,
         seed_there: torch.Tensor | None = None,
+        joint: bool = False,
     ) -> None:
         """``gpu``: as :func:`gpu_of` says. ``calls``: the nodes that PyTorch runs, if there are any. ``graphs``: a GPU
         may use CUDA graphs.
         ``seed_there``: the seed of a run that is repeated, as a tensor of its GPU. Where the caller captures a CUDA
-        graph it is made here: torch's generator gives another number in each replay."""
+        graph it is made here: torch's generator gives another number in each replay. ``joint``: its gradients may be in
+        its arena, if the plan has a place for them."""
         self.plan, self.inputs, self.seed, self.calls, self.graphs = plan, inputs, seed, calls, graphs
         self.gpu = gpu = gpu_of(inputs) if gpu is OF_INPUTS else gpu
         if plan.offload_bytes:
@@ -188,22 +194,26 @@ class Run:
         how: tuple[Any, ...] = ()
         room = plan.arena_bytes
         if gpu is None:
-            self.outputs = plan.empty_outputs(torch.Tensor)
-            self._arena = _core.empty(torch.Tensor, "uint8", (room,)) if room else None
+            self._arena = plan.joint_arena(torch.Tensor) if joint else None
+            self.joint = self._arena is not None
+            self.outputs = plan.empty_outputs(torch.Tensor, self.joint)
+            if room and not self.joint:
+                self._arena = _core.empty(torch.Tensor, "uint8", (room,))
         else:
             stream = stream_of(gpu)
             if seed_there is None and plan.random and _core.cuda_captured(stream):
                 seed_there = torch.empty(1, dtype=torch.int64, device=gpu).random_()
             how = _how(stream, graphs, seed_there)
-            self.outputs = _all_empty(plan.outputs, gpu)
+            self.outputs, self.joint = _all_empty(plan.outputs, gpu), False
             self._arena = aligned_bytes(room, gpu) if room else None
         self.seed_there = seed_there
         for index, spec in plan.writes:
             self.writes[index] = _empty(spec, gpu)
         try:
             plan.forward(
-                self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *how, room=self.room
-            )
+                self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *how, room=self.room,
+                joint=self.joint,
+            )  # fmt: skip
         except BaseException:
             self._arena = self.room = None
             raise
@@ -218,7 +228,9 @@ class Run:
         if (arena is None and plan.arena_bytes) or (self.calls is not None and self.calls.released):
             raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
         if keep and arena is not None:
-            arena = aligned_bytes(arena.numel(), self.gpu).copy_(arena)
+            another = plan.joint_arena(torch.Tensor, True) if self.joint else aligned_bytes(arena.numel(), self.gpu)
+            assert another is not None, "a run with a joint arena has a plan for it"
+            arena = another.copy_(arena)
         given = []
         for spec, grad in zip(plan.output_grads, output_grads, strict=True):
             given.append(None if spec is None else _zeros(spec, self.gpu) if grad is None else grad)
@@ -244,7 +256,10 @@ class Run:
             return [None] * len(plan.input_grads)
         arena, output_grads = self.begin(output_grads, keep)
         gpu = self.gpu
-        grads = plan.empty_input_grads(torch.Tensor) if gpu is None else _all_empty(plan.input_grads, gpu)
+        if gpu is None:
+            grads = plan.empty_input_grads(torch.Tensor, arena if self.joint else None)
+        else:
+            grads = _all_empty(plan.input_grads, gpu)
         if self.calls is not None:
             self.calls.keep = keep
         try:
@@ -258,6 +273,7 @@ class Run:
                 self.calls,
                 *(() if gpu is None else self.how()),
                 room=self.room,
+                joint=self.joint,
             )
         except Mismatch:
             self._arena = self.room = None
@@ -308,7 +324,7 @@ class Backward:
             self.grads[i] = _empty(spec, run.gpu)
         run.plan.backward_part(
             first, last, self._arena, inputs, outputs, self._output_grads, self.grads, run.seed, None, *self._how,
-            room=self._room,
+            room=self._room, joint=run.joint,
         )  # fmt: skip
         if self._room is not None and not self._keeps and last == sum(run.plan.nodes):
             run.plan.give_room(self._room)
@@ -321,6 +337,7 @@ def run_planned(
     seed: int,
     calls: Calls | None,
     graphs: bool = False,
+    joint: bool = False,
 ) -> tuple[tuple[int, ...], Run]:
     """Forward by what ``plan(sizes)`` returns, after as many prologues as it takes: (the sizes, the run)."""
     sizes: tuple[int, ...] = ()
@@ -334,7 +351,7 @@ def run_planned(
         if found.prologue:
             may_read(gpu_of(tensors), found)
         try:
-            run = Run(found, tensors, seed, calls=calls, graphs=graphs)
+            run = Run(found, tensors, seed, calls=calls, graphs=graphs, joint=joint)
         except Mismatch:
             if calls is None:
                 raise
@@ -353,13 +370,15 @@ class MemoryGoal(NamedTuple):
     ``beside``: bytes of the module that no plan is given, which the budget counts. ``clusters``: (cluster, strategy,
     count) of each that backward computes again in any case; unless it is None, plans list their clusters.
     ``offload``: a folder for activations that are offloaded where that costs less than to compute them again; without a
-    budget or a level 2, all that lower the peak."""
+    budget or a level 2, all that lower the peak. ``joint_from``: bytes of gradients from which a run's arena may hold
+    them, too; 0: it never does."""
 
     level: int
     budget: int
     beside: int = 0
     clusters: tuple[tuple[str, int, int], ...] | None = None
     offload: str | None = None
+    joint_from: int = 0
 
     def of(self, names: Sequence[str], specs: Sequence[Spec], needs_grad: Sequence[bool]) -> tuple[int, int]:
         """Two arguments of ``Model.plan``, for inputs of these names. MemoryError where nothing is left for a step."""
@@ -465,8 +484,9 @@ class Session:
             passes = ", ".join(f"{name} {times}x" for name, times in plan.fired.items()) or "none"
             shapes = ", ".join(f"{kind}{list(shape)}" for kind, shape in key[0])
             forward, backward = plan.nodes
-            text = "plan %d: %d + %d instructions, arena of %d bytes, passes: %s; for %s"
-            ENGINE.info(text, self.plans_made, forward, backward, plan.arena_bytes, passes, shapes)
+            arena = f"{plan.arena_bytes} bytes" + (f" ({plan.joint_bytes} with gradients)" if plan.joint_bytes else "")
+            text = "plan %d: %d + %d instructions, arena of %s, passes: %s; for %s"
+            ENGINE.info(text, self.plans_made, forward, backward, arena, passes, shapes)
         self.plans[key] = plan
         if self.largest is None or plan.arena_bytes > self.largest[0].arena_bytes:
             self.largest = plan, key[0]
@@ -503,7 +523,9 @@ class Session:
         goal = (0, 0) if of[2] is None else memory.of(self.inputs, *of[:2])
         offload = None if of[2] is None else memory.offload
         given = *of, self.disabled, sizes, calls, self.padding_unseen, device, *goal, any_size, memory.clusters
-        plan = self._plan_with_triton((*given, None, offload), gpu)
+        # A process group's hooks want gradients in segments, in memory of their own.
+        grouped = distributed.is_available() and distributed.is_initialized()
+        plan = self._plan_with_triton((*given, None, offload, 0 if grouped else memory.joint_from), gpu)
         if gpu is None:
             return plan
         if plan.constant_bytes:
@@ -519,7 +541,7 @@ class Session:
         if self.triton is not None:
             maker.install()
             asked = [*given]
-            asked[-2] = self.triton.rules
+            asked[-3] = self.triton.rules
             asked[3] = self.disabled | sum(_core.passes()[name] & ~self.disabled for name in PASSES_OFF)
             try:
                 plan = self.model.plan(*asked)

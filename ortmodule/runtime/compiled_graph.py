@@ -26,6 +26,7 @@ from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM
 from ortmodule.core.setting_types import wishes_of
 from ortmodule.core.torch_private import deterministic, saving_hooks, warns_only
+from ortmodule.engine import session
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import MemoryGoal, Run, Session, copied, is_captured
 from ortmodule.guards.guards import Guards
@@ -36,7 +37,7 @@ from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.capture_budget import Variant
 from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
 from ortmodule.runtime.executable import Executable, Executables, Flags, Repeated, draw_seed
-from ortmodule.runtime.grad_buckets import EarlyUse, chain
+from ortmodule.runtime.grad_buckets import EarlyUse, chain, have_hooks
 from ortmodule.runtime.lazy_logits import FORWARD, HEAD, MOST_COPIED, Deferral, deferral_of
 from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState
@@ -143,7 +144,7 @@ class CompiledGraph:
         graphs, triton = config.enable_cuda_graphs, TritonUse.of(config)
         self.session = Session(model, off, trace.nodes, unseen, graphs, tuning, memory, triton)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
-        self.session.memory = memory._replace(beside=_bytes_beside(tree, self.feeds))
+        self.session.memory = memory._replace(beside=_bytes_beside(tree, self.feeds), joint_from=_joint_from(config))
         #: Where the tensors of a run are: (number of the caller's input, None, None), or (-1, dictionary, key).
         self._places = [(f, None, None) if isinstance(f, int) else (-1, f.holder, f.key) for f in self.feeds]
         given = [inputs[i] if holder is None else holder[key] for i, holder, key in self._places]
@@ -166,7 +167,7 @@ class CompiledGraph:
         self._states = {s.key: tree.slots[s.key] for s in sources if s.kind == "state"}
         one = trace.result == _ONE_TENSOR and trace.sources[0].kind == "graph" and not self.views
         self._only_output = trace.sources[0].key if one else None
-        self._hand_over, self._early_use = config.enable_mem_efficient_grad_mgmt, EarlyUse()
+        self._hand_over, self._early_use = config.enable_mem_efficient_grad_mgmt, EarlyUse(tensors, self.leaves)
         self._varying = varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
         self.executables = Executables(
             self.session, tensors, self.needs, varying, self.pairs, self._segments, self._check_views
@@ -328,6 +329,11 @@ class CompiledGraph:
         """Raises DoesNotHold where Python would have taken another way than the one that the engine refuses."""
         self._reads.check_after_error(call.shapes, lambda: self._fed(call.inputs))
 
+    def joint(self, plan: Any) -> bool:
+        """Has a step that makes its gradients by this plan a joint arena?"""
+        feeds = [self.feeds[i] for i in self.leaves]
+        return plan.joint_bytes > 0 and not have_hooks([feed.get() for feed in feeds if isinstance(feed, Slot)])
+
     def predicted(self) -> Flags | None:
         """Which outputs of the next run will receive a gradient, probably; None: there is no backward."""
         if not self.differentiable:
@@ -397,13 +403,14 @@ class CompiledGraph:
         if self.missed and self._reads.come_first(self.missed, self.variant.runs):
             self._reads.check_early(shapes, fed)
         grads = self.predicted()
-        generator, executables = None, self.executables
+        use, generator, executables = self._early_use, None, self.executables
+        early = use.large and use.finds([tensors[i] for i in self.leaves])
         executable = executables.plans.get(step := (shapes, grads, (), False))
         if executable is not None and executable.ready:
             executables.plans.move_to_end(step)
-            run = Run(executable.plan, fed, draw_seed() if executable.random else 0, None)
+            run = Run(executable.plan, fed, draw_seed() if executable.random else 0, None, joint=use.joint)
         elif self.session.known is None:
-            executable, run = executables.start(shapes, grads, fed)
+            executable, run = executables.start(shapes, grads, fed, use.joint)
         else:
             executable, run, generator = self._start_with_host(shapes, grads, fed, inputs, call.generators)
         outputs = run.outputs
@@ -421,8 +428,8 @@ class CompiledGraph:
             leaves = []
             for i in self.leaves:
                 leaves.append(tensors[i])
-            early = executable.segments and self._hands_over(leaves)
-            made = chain(pending, leaves) if early else attach(pending, *leaves)
+            chains = executable.segments and (self._hand_over == "1" or (early and saving_hooks() is None))
+            made = chain(pending, leaves) if chains else attach(pending, *leaves)
             if self._dependents:
                 pending.watched = WatchedResults(made, self.differentiable, self._dependents)
             for i, output in zip(self.differentiable, made, strict=True):
@@ -433,9 +440,6 @@ class CompiledGraph:
         for function, args in self.capture.trace.draws:
             function(*args)
         return outputs[self._only_output] if self._only_output is not None else self._result(call, outputs)
-
-    def _hands_over(self, leaves: Sequence[torch.Tensor]) -> bool:
-        return self._hand_over == "1" or (saving_hooks() is None and self._early_use.finds(leaves))
 
     def _start_with_host(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
@@ -452,7 +456,8 @@ class CompiledGraph:
         # torch's generators cannot be read while they are part of a CUDA graph.
         captured = gpu is not None and is_captured(gpu)
         generator = devices.generators() if grads is not None and not captured else None
-        return *self.executables.run_with(shapes, grads, tensors, seed, calls), generator
+        found = self.executables.run_with(shapes, grads, tensors, seed, calls, self._early_use.joint)
+        return *found, generator
 
     def _of_caller(self, inputs: Sequence[torch.Tensor]) -> Any:
         """The caller's inputs, by their numbers in the module."""
@@ -571,6 +576,11 @@ def _clusters(config: Config) -> tuple[tuple[str, int, int], ...] | None:
     if config.memory_opt_config and not config.memory_opt_level:
         return wishes_of(config.memory_opt_config)
     return () if LOGGER.isEnabledFor(logging.INFO) else None
+
+
+def _joint_from(config: Config) -> int:
+    """As MemoryGoal has it."""
+    return 0 if config.enable_mem_efficient_grad_mgmt == "1" else session.JOINT_FROM
 
 
 def _offload(config: Config) -> str | None:

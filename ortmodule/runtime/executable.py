@@ -147,8 +147,10 @@ class Executables:
                 raise _core.UnsupportedError("PyTorch runs a part of the graph: what it gives is known after a step")
             sizes = (*sizes, session.next_size(plan, tensors(), 0)())  # a seed that is not drawn: torch's stay
 
-    def start(self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]) -> tuple[Executable, Run]:
-        """A forward without nodes that PyTorch runs."""
+    def start(
+        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], joint: bool
+    ) -> tuple[Executable, Run]:
+        """A forward without nodes that PyTorch runs. ``joint``: as of :class:`Run`."""
         level = self._level(grads)
         if self.gpu is not None:
             # A graph that the caller captures has the logits; so has its plan, where there is one.
@@ -158,7 +160,7 @@ class Executables:
         found, seed = self.planned(shapes, grads, tensors, defers=level)
         while not self._pays(found):
             found, seed = self.planned(shapes, grads, tensors, seed, found.defers - 1)
-        return found, Run(found.plan, tensors, seed or 0, None)
+        return found, Run(found.plan, tensors, seed or 0, None, joint=joint)
 
     def _level(self, grads: Flags | None) -> int:
         """What such a run leaves out of the logits, if that pays."""
@@ -217,9 +219,11 @@ class Executables:
             found = self.prepare(shapes, grads, (*found.sizes, more), defers=defers)
 
     def run_with(
-        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], seed: int, calls: Calls | None
-    ) -> tuple[Executable, Run]:
-        """A forward with nodes that PyTorch runs; those that are ``done`` in ``calls`` do not run again."""
+        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], seed: int, calls: Calls | None,
+        joint: bool = False,
+    ) -> tuple[Executable, Run]:  # fmt: skip
+        """A forward with nodes that PyTorch runs; those that are ``done`` in ``calls`` do not run again. ``joint``: as
+        of :class:`Run`."""
         found: Any = None
 
         def plan(sizes: tuple[int, ...]) -> _core.Plan:
@@ -227,7 +231,7 @@ class Executables:
             found = self.prepare(shapes, grads, sizes, calls)
             return found.plan
 
-        _, run = run_planned(plan, tensors, seed, calls, self.session.graphs)
+        _, run = run_planned(plan, tensors, seed, calls, self.session.graphs, joint)
         return found, run
 
     def plan_first(self, shapes: tuple, grads: Flags | None) -> None:

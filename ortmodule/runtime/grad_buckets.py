@@ -12,15 +12,16 @@ when that ends early: because of an exception, or since autograd was not asked f
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import distributed
 
 from ortmodule.core.torch_private import keeps_graph
+from ortmodule.engine import session
 from ortmodule.engine.session import ENGINE_ERRORS, Backward
-from ortmodule.runtime import capture_budget
+from ortmodule.runtime import capture_budget, segments
 from ortmodule.runtime.autograd_bridge import Pending
 from ortmodule.runtime.segments import Segment
 
@@ -28,25 +29,47 @@ from ortmodule.runtime.segments import Segment
 FIRST_LOOKS, LOOKS = 4, 16
 
 
+def in_a_group() -> bool:
+    """What hooks are on a parameter in C++ cannot be seen: where there is a process group there may be some."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def have_hooks(leaves: Iterable[torch.Tensor]) -> bool:
+    """Does something wait for one of their gradients?"""
+    return any([t._post_accumulate_grad_hooks or t._backward_hooks for t in leaves])
+
+
 class EarlyUse:
     """Is there a use for gradients before backward is through? Hooks or collectives may wait for them; those that are
     added to earlier ones would take their memory once more if all were made before the first is added. Looking at all
     parameters for hooks takes a while, so it is done now and then: a hook is called in any case."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], leaves: Sequence[int]) -> None:
+        """``leaves``: places among ``tensors``, of those that need a gradient."""
         self._steps, self._hooked, self._largest = 0, False, -1
+        #: Does it matter who has the memory of gradients?
+        self.large = sum(tensors[i].nbytes for i in leaves) > min(segments.BYTES, session.JOINT_FROM)
+        #: May the next step have its gradients in its arena? Not where there was a use for them lately: of micro-
+        #: batches only the first finds none, and another kind of arena would cost all its pages.
+        self.joint, self._recent = False, 0
 
     def finds(self, leaves: Sequence[torch.Tensor]) -> bool:
         """``leaves``: the same ones in each step."""
-        if distributed.is_available() and distributed.is_initialized():
-            return True  # what hooks are on a parameter in C++ cannot be seen
+        found = self._finds(leaves)
+        self._recent = LOOKS if found else max(0, self._recent - 1)
+        self.joint = self._recent == 0
+        return found
+
+    def _finds(self, leaves: Sequence[torch.Tensor]) -> bool:
+        if in_a_group():
+            return True
         if self._largest < 0:
             self._largest = max(range(len(leaves)), key=lambda k: leaves[k].numel())
         largest = leaves[self._largest]
         if largest.is_leaf and largest.grad is not None:
             return True
         if self._steps < FIRST_LOOKS or self._steps % LOOKS == 0:
-            self._hooked = any([t._post_accumulate_grad_hooks or t._backward_hooks for t in leaves])
+            self._hooked = have_hooks(leaves)
         self._steps += 1
         return self._hooked
 

@@ -226,11 +226,11 @@ TEST(a_plan_that_no_run_has_memory_for_is_refused_with_its_node) {
     ctx_init(&c);
     CHECK_OK(&c, plan_of_one(&c, "Tile", NULL, 1, repeats, &p));
     CHECK(p->run_bytes >= 256 * (int64_t)MB);
-    CHECK_OK(&c, plan_check_memory(&c, p));
+    CHECK_OK(&c, plan_check_memory(&c, p, false));
     memory_limits_from(NULL);
     const folder again = limited_to(64 * MB);
     CHECK_FAILS(&c, E_NOMEM, "; 67108864 bytes are free; the largest: Contiguous (big) with 268435456 bytes",
-                plan_check_memory(&c, p));
+                plan_check_memory(&c, p, false));
     ctx_release(&c);
     remove_folder(&again);
 }

@@ -68,6 +68,55 @@ TEST(a_large_block_does_not_go_for_a_small_one) {
     memory_trim();
     CHECK(memory_now().kept == 0);
 }
+
+TEST(spare_pages_stay_until_memory_is_needed) {
+    char *a = memory_take(40 * MB), *b;
+    const size_t all = memory_now().used;
+
+    memset(a, 1, 40 * MB);
+    memory_spare(a, 10 * MB, 20 * MB);
+    memory_spare(a, 35 * MB, MEMORY_TO_ITS_END);
+    memory_spare(a, 100, 200); /* no whole page */
+    CHECK(memory_now().used + memory_now().kept == all && memory_now().kept >= 25 * (size_t)MB - 8192);
+    CHECK(a[11 * MB] == 1);
+    b = memory_take(22 * MB);
+    CHECK(memory_now().used + memory_now().kept <= all && memory_now().peak == all);
+    CHECK(a[0] == 1 && a[10 * MB - 1] == 1 && a[30 * MB] == 1 && a[35 * MB - 1] == 1);
+    memory_give(a);
+    CHECK(memory_now().used + memory_now().kept <= all);
+    CHECK(memory_take(40 * MB) == a); /* and what is gone comes again */
+    CHECK(memory_now().used > all);
+    memset(a, 2, 40 * MB);
+    memory_give(a);
+    memory_give(b);
+    CHECK(memory_now().used == 0);
+    memory_trim();
+    CHECK(memory_now().kept == 0);
+}
+
+TEST(spare_pages_are_all_that_is_kept) {
+    char *a = memory_take(20 * MB);
+
+    memory_spare(a, 0, 10 * MB);
+    memory_spare(a, 10 * MB, 10 * MB);
+    memory_trim();
+    CHECK(memory_now().kept == 0 && memory_now().used < MB);
+    memory_give(a);
+    CHECK(memory_now().used == 0);
+    memory_trim();
+    CHECK(memory_now().kept == 0 && memory_now().used == 0);
+}
+
+TEST(the_most_since_it_was_asked) {
+    void *a = memory_take(5 * MB), *b;
+
+    (void)memory_most();
+    b = memory_take(9 * MB);
+    memory_give(b);
+    CHECK(memory_most() >= 14 * (size_t)MB && memory_most() < 6 * (size_t)MB);
+    memory_give(a);
+    memory_trim();
+}
 #endif
 
 static void *take_and_give(void *unused) {

@@ -98,14 +98,37 @@ static bool overlap(const interval *a, const interval *b) {
     return together && a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes;
 }
 
+/* The same of the joint arena, whose blocks are those of the other and the gradients, which stay to the end. */
+static void check_joint(ctx *c, const plan *p, int64_t sum) {
+    int64_t live;
+    int at;
+
+    CHECK(p->n_joint == p->n_blocks + STREAMS && p->gradient_bytes > 0);
+    CHECK_OK(c, plan_peak(c, p, true, &at, &live));
+    for (int i = 0; i < p->n_joint; i++) {
+        const interval *b = &p->joint_blocks[i];
+        CHECK(b->offset >= 0 && b->offset % PLAN_ALIGNED == 0 && b->offset + b->bytes <= p->joint_bytes);
+        if (i < p->n_blocks) CHECK(b->first == p->blocks[i].first && b->last == p->blocks[i].last);
+        else CHECK(b->first >= p->n_forward && b->last == p->n_code - 1);
+        if (i >= p->n_blocks) sum += (b->bytes + 1023) / PLAN_ALIGNED * PLAN_ALIGNED;
+        for (int k = 0; k < i; k++) CHECK(!overlap(b, &p->joint_blocks[k]));
+    }
+    CHECK(live <= p->joint_bytes && p->joint_bytes <= sum && p->gradient_bytes <= p->joint_bytes);
+    for (int i = 0; i < p->g->n_inputs; i++) {
+        const bool has = i < p->g->n_input_grads && p->g->input_grads[i];
+        CHECK(has ? p->joint_grad[i] >= 0 : p->joint_grad[i] == -1);
+    }
+}
+
 /* No two blocks share an address at one time, and the arena lies between what lives at one time and the sum of all. */
 static void check_plan(ctx *c, graph *g) {
     int64_t live, sum = 0;
     plan *p;
     int at;
 
+    g->joint_from = 1;
     CHECK_OK(c, plan_make(g, false, &p));
-    CHECK_OK(c, plan_peak(c, p, &at, &live));
+    CHECK_OK(c, plan_peak(c, p, false, &at, &live));
     for (int i = 0; i < p->n_blocks; i++) {
         const interval *b = &p->blocks[i];
         CHECK(0 <= b->first && b->first <= b->last && b->last < p->n_code && b->offset + b->bytes <= p->arena_bytes);
@@ -113,6 +136,7 @@ static void check_plan(ctx *c, graph *g) {
         for (int k = 0; k < i; k++) CHECK(!overlap(b, &p->blocks[k]));
     }
     CHECK(live <= p->arena_bytes && p->arena_bytes <= sum);
+    check_joint(c, p, sum);
 }
 
 /* --- tests ---------------------------------------------------------------------------------------------------------- */

@@ -108,7 +108,7 @@ def test_the_picture_is_the_plan():
     step(model)
     plan = plan_of(model)
     figure = plan_figure(plan, "plan")
-    at, most = plan.peak
+    at, most = plan.peak()
     scale, alive = 1 << 10, 0
     assert "KiB" in figure.layout["yaxis"]["title"]["text"]
     for trace in figure.data:
