@@ -103,7 +103,6 @@ TEST(gelu_in_every_float) {
     }
 }
 
-}
 
 /* As autocast has it, which takes the power in float32: half of x before the cast, and what comes out rounded again. */
 static value *gelu_of_cast(graph *g, value *x, value *half_of, dtype to) {
