@@ -55,17 +55,17 @@ def test_without_the_library(blas):  # noqa: F811
 
 @pytest.mark.parametrize(("classes", "dtype", "parts"), [(1021, BF16, 2), (1016, BF16, 1), (1021, F32, 1)])
 def test_classes_that_fill_no_line(driver, classes, dtype, parts):  # noqa: F811
-    """Of many, in 16 bits, those beyond a multiple of 16 bytes are products of their own: three of each part of rows."""
-    blas = library("libcublasLt.so.13")
+    """Of many, in 16 bits, those beyond a multiple of 8 are products of their own: three of each part of rows."""
+    fake = library("libcublasLt.so.13")
     labels = torch.randint(0, classes, (ROWS,))
     h, weight, bias, _ = operands(dtype)
 
     def compute(hidden, w, b, t):
         return nn.functional.cross_entropy(nn.functional.linear(hidden, w, b).view(-1, classes), t)
 
-    before = blas.fake_blas_products()
+    before = fake.fake_blas_products()
     check(Function(compute), [h, weight[:classes].clone(), bias[:classes].clone(), labels], dtype)
-    assert blas.fake_blas_products() - before == 3 * 2 * parts
+    assert fake.fake_blas_products() - before == 3 * 2 * parts
 
 
 def test_as_under_autocast(driver):  # noqa: F811

@@ -141,17 +141,21 @@ static status run_compiled(ctx *c, const call *k, const pointwise_args *a, tile_
     p->wide = a->space.count > INT32_MAX;
     p->result[0] = (uint8_t)k->n_in, p->result_type[0] = (uint8_t)a->type;
     p->steps[0] = (chain_step){.kind = (uint16_t)kind, .type = (uint8_t)a->type, .out = (uint8_t)k->n_in};
-    for (int i = 0; i < k->n_in; i++) p->steps[0].in[i] = (uint8_t)i, p->type[i] = (uint8_t)a->in[i].type;
+    for (int i = 0; i < k->n_in; i++) {
+        p->steps[0].in[i] = (uint8_t)i;
+        p->type[i] = (uint8_t)a->in[i].type;
+        p->how[i] = (uint8_t)a->in[i].how;
+    }
     chain.space = a->space;
     chain.out[0] = a->out;
     memcpy(chain.in, a->in, sizeof a->in);
     memcpy(chain.param[0], a->param, sizeof chain.param[0]);
-    for (int i = 0; i < k->n_in; i++)
-        p->how[i] = (uint8_t)chain_reach(&a->space, &a->in[i], chain_at_once(p));
+    const int at_once = chain_at_once(p);
+    for (int i = 0; i < k->n_in; i++) p->how[i] = (uint8_t)chain_reach(&a->space, &a->in[i], at_once);
     TRY(chain_compiled(c, k, p, &compiled));
     *done = compiled != NULL;
     if (!compiled) return OK;
-    return cuda_launch(c, k, compiled, geometry_over(a->space.count, chain_at_once(p) * 256, 256), &chain);
+    return cuda_launch(c, k, compiled, geometry_over(a->space.count, at_once * 256, 256), &chain);
 }
 
 status pointwise_cuda(ctx *c, const call *k) {
