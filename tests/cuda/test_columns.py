@@ -17,7 +17,7 @@ WIDTHS = [3, 8, 40, 72, 264, 515]
 
 
 def column_totals(x):
-    """As the kernels add up: eight lanes of each part of the rows in the type that is computed in, the rest in float64."""
+    """As the kernels add up: eight lanes of each part of the rows in float32 or float64, then float64."""
     rows, parts = x.shape[0], max(1, min(64, x.shape[0] // 64))
     wide = x if x.dtype == torch.float64 else x.float()
     total = torch.zeros(x.shape[1], dtype=torch.float64)
