@@ -4,10 +4,15 @@
  *   tanh   0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
  *
  * Models spell them by hand and the exporter spells them for nn.GELU: the three factors grouped in every way, the
- * division as a multiplication, x drawn out of the bracket. (A cube is a product by now, even where it was a power.) */
+ * division as a multiplication, x drawn out of the bracket. (A cube is a product by now, even where it was a power.)
+ *
+ * Autocast takes a power in float32, so that all after it is: x is a cast then, half of it is taken before, and the result
+ * is rounded again. One operator of 16-bit floats computes and rounds just so: nothing is kept in float32. */
 #include "passes/pipeline.h"
 
-enum { X };
+#include "ops/op.h"
+
+enum { X, OF, GELU };
 
 #define HALF CONST(0.5)
 #define SQRT_2_OVER_PI CONST(0.79788456080286536)
@@ -37,6 +42,19 @@ static status to_gelu_tanh(graph *g, value *const v[], const node *root, value *
     return emit_with(g, out, "Gelu", NODE_ATTRS(STRING("approximate", "tanh")), v[X]);
 }
 
+/* Where half of what was cast is taken: of 16-bit floats as good as exactly. */
+static status to_gelu_of_cast(graph *g, value *const v[], const node *root, value **out) {
+    return value_is(v[X], "Cast") && v[X]->def->in[0] == v[OF] ? to_gelu_tanh(g, v, root, out) : OK;
+}
+
+static status to_narrow(graph *g, value *const v[], const node *root, value **out) {
+    const value *narrow = v[X];
+    const bool fits = dtype_is_narrow(narrow->type) && narrow->type == root->out[0]->type && v[GELU]->type == F32;
+    return fits ? emit(g, out, v[GELU]->def->op->name, v[X]) : OK;
+}
+
+#define CAST_OF_X OP_SHARED("Cast", VAR(X))
+
 static const rule rules[] = {
     {OP("Mul", OP("Mul", VAR(X), ONE_PLUS_ERF), HALF), to_gelu},
     {OP("Mul", OP("Mul", VAR(X), HALF), ONE_PLUS_ERF), to_gelu},
@@ -44,6 +62,8 @@ static const rule rules[] = {
     {OP("Mul", OP("Mul", VAR(X), ONE_PLUS_TANH), HALF), to_gelu_tanh},
     {OP("Mul", OP("Mul", VAR(X), HALF), ONE_PLUS_TANH), to_gelu_tanh},
     {OP("Mul", OP("Mul", ONE_PLUS_TANH, HALF), VAR(X)), to_gelu_tanh},
+    {OP("Mul", OP("Cast", OP("Mul", VAR(OF), HALF)), ONE_PLUS_TANH), to_gelu_of_cast},
+    {OP("Cast", EITHER(OP_AS(GELU, "Gelu", CAST_OF_X), OP_AS(GELU, "GeluTanh", CAST_OF_X))), to_narrow},
     {0},
 };
 

@@ -103,6 +103,42 @@ TEST(gelu_in_every_float) {
     }
 }
 
+
+/* As autocast has it, which takes the power in float32: half of x before the cast, and what comes out rounded again. */
+static value *gelu_of_cast(graph *g, value *x, value *half_of, dtype to) {
+    value *wide = cast(g, x, F32), *half = NODE(g, "Mul", number(g, half_of->type, 0.5), half_of);
+    return cast(g, NODE(g, "Mul", cast(g, half, F32), tanh_factor(g, wide, CUBE_BY_POW)), to);
+}
+
+TEST(gelu_under_autocast) {
+    static const char *const after[] = {[BF16] = GELU_TEXT("GeluTanh", "bfloat16"),
+                                        [F16] = GELU_TEXT("GeluTanh", "float16")};
+    for (int t = BF16; t <= F16; t++) {
+        ctx c;
+        ctx_init(&c);
+        graph *g = new_graph(&c);
+        value *x = INPUT(g, "x", (dtype)t, 2, 3);
+        make_output(g, gelu_of_cast(g, x, x, (dtype)t));
+        check_rewrite(g, "gelu_fusion", after[t]);
+        ctx_release(&c);
+    }
+}
+
+TEST(gelu_that_is_rounded_otherwise_stays_wide) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, 2, 3);
+    make_output(g, gelu_of_cast(g, x, x, F16));
+    check_rewrite(g, "gelu_fusion",
+                  "input %0 x bfloat16[2, 3] grad\n"
+                  "%1 = Cast(%0 x, to=1) float32[2, 3]\n"
+                  "%2 = GeluTanh(%1) float32[2, 3]\n"
+                  "%3 = Cast(%2, to=10) float16[2, 3]\n"
+                  "output %3\n");
+    ctx_release(&c);
+}
+
 TEST(nearly_gelu_is_left_alone) {
     ctx c;
     ctx_init(&c);
@@ -116,6 +152,8 @@ TEST(nearly_gelu_is_left_alone) {
     CHECK_OK(&c, graph_full(g, F32, &SHAPE(4, 1, 1), 0.5, &half)); /* the result is larger than x */
     x = INPUT(g, "w", F32, 2, 3);
     make_output(g, NODE(g, "Mul", NODE(g, "Mul", x, half), erf_factor(g, x, true)));
+    x = INPUT(g, "narrow", BF16, 2, 3); /* half of something else was cast */
+    make_output(g, gelu_of_cast(g, x, INPUT(g, "other", BF16, 2, 3), BF16));
     check_untouched(g, "gelu_fusion");
     ctx_release(&c);
 }

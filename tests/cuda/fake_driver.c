@@ -163,7 +163,7 @@ EXPORT int cuCtxSetCurrent(void *context) {
 static int load_compiled(void **out, const char *image) {
     uint64_t bytes;
     char path[] = "/tmp/chain-XXXXXX"; /* the loader knows libraries by their names */
-    loaded *l = malloc(sizeof *l);
+    loaded *l = calloc(1, sizeof *l);
     const int file = mkstemp(path);
 
     memcpy(&bytes, image + 8, sizeof bytes);

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from ortmodule import _core
 from tests.cuda.test_chains import chains, model, step
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
+from tests.cuda.test_products import session
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +83,7 @@ def test_operands_of_every_alignment(nvrtc, dtype, moved):
 def test_text(nvrtc):
     check((torch.bfloat16, [(3, 37)], [*rows("Mul", "Sub"), ("Dropout", "v1 ratio mode", "v2", {})], ["v2"]))
     text = nvrtc.fake_nvrtc_text().decode()
-    assert "KERNEL(chain, chain_args)" in text and "bf16_to_f32(f32_to_bf16(" in text and "kept_bits(seed" in text
+    assert "KERNEL(chain, chain_args)" in text and "round_to_bf16(" in text and "kept_bits(seed" in text
 
 
 def test_a_chain_is_compiled_once(nvrtc):
@@ -121,6 +122,38 @@ def test_headers_are_where_kernels_include_them(nvrtc):
     """Nothing was compiled in vain so far: another order of tests would hide it behind the one below."""
     check((torch.float32, [(2, 3)], rows("Mul", "Sub", "Mul", "Max", "Min"), ["v4"]))
     assert _core.cuda_chains()["compiled"] > 0
+
+
+def single(op, operands, attributes, dtype):
+    """The result of one operator, and its gradient where it has one operand, from a session of its own."""
+    operands = [x.to(dtype) for x in operands]
+    made, backward = session([(op, " ".join("abc"[: len(operands)]), attributes)], operands), len(operands) == 1
+    run = made.run(operands, [backward] * len(operands), [True] if backward else None)
+    return [run.outputs[0], *(run.backward([operands[0] / 2]) if backward else [])]
+
+
+#: Of more elements than single operators need for a kernel of their own, which are no whole pieces at the end.
+MANY = (1025, 1027)
+
+
+ONE_OPERATOR = [("Gelu", [MANY], torch.bfloat16), ("Mul", [MANY, (MANY[1],)], torch.float32)]
+ONE_OPERATOR += [("Max", [MANY, (MANY[0], 1)], torch.float16)]
+
+
+@pytest.mark.parametrize(("op", "shapes", "dtype"), ONE_OPERATOR, ids=str)
+def test_one_operator_of_many_elements(nvrtc, op, shapes, dtype):
+    """Compiled as a chain of one step, it has the bits of the kernel that is there without a compiler."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=generator) for shape in shapes]
+    tensors[0][0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    nvrtc.fake_nvrtc_allow(0)
+    expected = single(op, tensors, {}, dtype)
+    nvrtc.fake_nvrtc_allow(1)
+    before = _core.cuda_chains()["compiled"]
+    results = single(op, tensors, {}, dtype)
+    assert _core.cuda_chains()["compiled"] > before
+    for ours, theirs in zip(results, expected, strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.nan_to_num(), theirs.nan_to_num())
 
 
 def test_a_mistake_is_told(nvrtc):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ortmodule import _core
-from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
+from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_products import blas  # noqa: F401  (a fixture)
 from tests.passes.session import Function, export
 from tests.passes.test_linear_loss import CASES, CLASSES, ROWS, TOLERANCE, WEIGHED, each_loss, loss_of, only, operands
@@ -53,15 +53,19 @@ def test_without_the_library(blas):  # noqa: F811
         check(loss_of(), operands(dtype), dtype)
 
 
-def test_classes_that_fill_no_line(driver):  # noqa: F811
-    """Their number is no multiple of anything."""
-    labels = torch.randint(0, 1021, (ROWS,))
-    h, weight, bias, _ = operands(BF16)
+@pytest.mark.parametrize(("classes", "dtype", "parts"), [(1021, BF16, 2), (1016, BF16, 1), (1021, F32, 1)])
+def test_classes_that_fill_no_line(driver, classes, dtype, parts):  # noqa: F811
+    """Of many, in 16 bits, those beyond a multiple of 8 are products of their own: three of each part of rows."""
+    fake = library("libcublasLt.so.13")
+    labels = torch.randint(0, classes, (ROWS,))
+    h, weight, bias, _ = operands(dtype)
 
     def compute(hidden, w, b, t):
-        return nn.functional.cross_entropy(nn.functional.linear(hidden, w, b).view(-1, 1021), t)
+        return nn.functional.cross_entropy(nn.functional.linear(hidden, w, b).view(-1, classes), t)
 
-    check(Function(compute), [h, weight[:1021].clone(), bias[:1021].clone(), labels], BF16)
+    before = fake.fake_blas_products()
+    check(Function(compute), [h, weight[:classes].clone(), bias[:classes].clone(), labels], dtype)
+    assert fake.fake_blas_products() - before == 3 * 2 * parts
 
 
 def test_as_under_autocast(driver):  # noqa: F811

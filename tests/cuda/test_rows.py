@@ -30,6 +30,13 @@ def test_steps_are_those_of_all_rows(driver, kind):  # noqa: F811
     check(made("bert"), [language(kind), language("full", 0.2)], {"label_sparsity", "padding_removal"})
 
 
+def test_dropout_of_rows_in_pieces(driver):  # noqa: F811
+    """Rows of 64 elements, a quarter of what a warp has: it draws for several of them."""
+    check(
+        made("bert", hidden_size=64, intermediate_size=64), [language("holes")], {"label_sparsity", "padding_removal"}
+    )
+
+
 def test_chosen_tokens(driver):  # noqa: F811
     check(model("bert", "SequenceClassification"), [sentence("right")], {"row_selection", "padding_removal"})
 

@@ -86,6 +86,12 @@ def wide_weights(q, k, v):
     return (q @ k.transpose(-1, -2)).float().softmax(-1).type(q.dtype) @ v
 
 
+def gelu_as_autocast(x):
+    """GPT-2's, as autocast has it on a GPU: the power in float32, and with it all that follows."""
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x.float() ** 3)
+    return (0.5 * x * (1 + torch.tanh(inner))).type(x.dtype)
+
+
 def attention_with_bias(q, k, v, bias):
     return (bias + q @ k.transpose(-1, -2)).softmax(-1) @ v
 
@@ -182,6 +188,7 @@ CASES = [
     Case("gelu_fusion", ACT2FN["gelu_new"]),
     Case("gelu_fusion", ACT2FN["gelu_fast"], dtypes=(F32, BF16)),  # its constant has ten digits
     Case("gelu_fusion", ACT2FN["gelu_python"]),
+    Case("gelu_fusion", Function(gelu_as_autocast), dtypes=(BF16,)),
     Case("silu_fusion", nn.SiLU()),
     Case("silu_fusion", ACT2FN["quick_gelu"]),
     Case("norm_fusion", LlamaRMSNorm(8), dtypes=(F32, BF16)),  # float64 stays as it is: it is computed in float32

@@ -181,11 +181,23 @@ static const char *rounding(int type) {
     return by[type];
 }
 
-static void put_rounding(writer *w, const chain_step *s) {
+/* Whether a step reads what this one makes; what is only written is rounded as it is written. */
+static bool is_read(const chain_program *p, const chain_step *s) {
+    for (int i = 0; i < p->n_steps; i++)
+        for (int j = 0; j < rows[p->steps[i].kind].operands; j++)
+            if (p->steps[i].in[j] == s->out) return true;
+    return false;
+}
+
+static void put_rounding(writer *w, const chain_program *p, const chain_step *s, bool whole) {
     char place[16];
     const char *by = rounding(s->type), *rest;
 
-    if (!by) return;
+    if (!by || !is_read(p, s)) return;
+    if (whole && s->type == BF16) {
+        put(w, "            round_to_bf16(v%d);\n", s->out);
+        return;
+    }
     (void)snprintf(place, sizeof place, "v%d[j]", s->out);
     rest = strstr(by, "%s");
     put(w, "            EACH %s = %.*s%s%s;\n", place, (int)(rest - by), by, place, rest + 2);
@@ -193,7 +205,7 @@ static void put_rounding(writer *w, const chain_step *s) {
 
 static bool is_dropout(const chain_step *s) { return s->kind == STEP_drop_f32 || s->kind == STEP_drop_f64; }
 
-static void put_step(writer *w, const chain_step *s, int index) {
+static void put_step(writer *w, const chain_program *p, const chain_step *s, int index, bool whole) {
     static const char names[] = "xyzw";
     const row *r = &rows[s->kind];
     const char *from = type_of[r->from], *to = type_of[r->to];
@@ -213,7 +225,7 @@ static void put_step(writer *w, const chain_step *s, int index) {
         put(w, "                %s;\n                v%d[j] = (%s)(%s);\n            }\n", r->before, s->out, to,
             r->expression);
     }
-    put_rounding(w, s);
+    put_rounding(w, p, s, whole);
 }
 
 /* What is the same for all elements, before the loop. */
@@ -240,7 +252,7 @@ static void put_body(writer *w, const chain_program *p, bool whole) {
         if (whole) put_read(w, p, i);
         else put_get(w, p, i);
     }
-    for (int i = 0; i < p->n_steps; i++) put_step(w, &p->steps[i], i);
+    for (int i = 0; i < p->n_steps; i++) put_step(w, p, &p->steps[i], i, whole);
     for (int i = 0; i < p->n_out; i++)
         put(w, "            %s_%s(a.out[%d], %d, %s, v%d%s);\n", whole ? "write" : "set", class_of(p->result_type[i]),
             i, p->result_type[i], whole ? "first" : "at", p->result[i], whole ? "" : "[0]");

@@ -3,7 +3,8 @@
  * Chunks of the rows, one after the other, are three products and the kernels of losses (loss.cu) between them. What all
  * losses are divided by is computed first, from the labels alone. The logits of a chunk are sums of the product as they
  * are; their gradient takes their place, and for 16-bit operands a rounded copy is what is multiplied. Lines of both are
- * a multiple of 16 bytes long, which products like. */
+ * a multiple of 16 bytes long, and classes beyond such a multiple are products of their own: cuBLASLt reads 16 bytes at a
+ * time only of operands whose extents are multiples of it, too. */
 #include "cuda/kernels/loss.h"
 
 typedef struct bias_args {
@@ -25,8 +26,9 @@ kernel_fn linear_cross_entropy_cuda, linear_cross_entropy_grad_cuda;
 size_t linear_cross_entropy_cuda_workspace(const node *n);
 size_t linear_cross_entropy_grad_cuda_workspace(const node *n);
 
-/* So many that reading and writing the weight's gradient once a chunk does not count. */
-enum { CHUNK_ROWS = 1024, PLACE = 256, LINE = 8 };
+/* So many that reading and writing the weight's gradient once a chunk does not count; and classes from which on three
+ * products more are the smaller cost. */
+enum { CHUNK_ROWS = 1024, PLACE = 256, LINE = 8, MANY_CLASSES = 512 };
 
 /* What the workspace is made of, in this order. */
 typedef enum place { AT_BLAS, AT_DIVISOR, AT_LOSSES, AT_LSE, AT_DBIAS, AT_LOGITS, AT_NARROW, PLACES } place;
@@ -103,6 +105,34 @@ static gemm product_of(const linear *l, int64_t m, int64_t n, int64_t k) {
     return (gemm){.type = l->type, .wide_c = l->sums != l->type, .m = m, .n = n, .k = k, .alpha = 1};
 }
 
+/* Which extent of a product the classes are. */
+typedef enum classes_at { CLASSES_M, CLASSES_N, CLASSES_K } classes_at;
+
+static int64_t *extent_of(gemm *g, classes_at at) { return at == CLASSES_M ? &g->m : at == CLASSES_N ? &g->n : &g->k; }
+
+/* What is left of a product after its first `classes`, to be run after these. */
+static gemm rest_of(const linear *l, const gemm *g, classes_at at, int64_t classes) {
+    gemm rest = *g;
+
+    *extent_of(&rest, at) = l->classes - classes;
+    if (at != CLASSES_N) rest.a = moved(g->a, classes * (at == CLASSES_M ? g->a_row : g->a_col), l->type);
+    if (at != CLASSES_M) rest.b = moved(g->b, classes * (at == CLASSES_K ? g->b_row : g->b_col), l->type);
+    if (at != CLASSES_K) rest.c = moved(g->c, classes * (at == CLASSES_M ? g->c_row : 1), l->sums);
+    else rest.beta = 1;
+    return rest;
+}
+
+/* A product with all classes: of 16-bit floats, a multiple of LINE and the few that are left. */
+static status run_product(ctx *c, const call *k, const linear *l, gemm *g, classes_at at) {
+    const int64_t left = l->classes % LINE, even = l->classes - left;
+
+    if (left == 0 || l->classes < MANY_CLASSES || dtype_size(l->type) != 2) return cuda_product(c, k, g);
+    const gemm rest = rest_of(l, g, at, even);
+    *extent_of(g, at) = even;
+    TRY(cuda_product(c, k, g));
+    return cuda_product(c, k, &rest);
+}
+
 static bias_args bias_of(const linear *l, int64_t from, int64_t rows) {
     return (bias_args){.logits = l->at[AT_LOGITS],
                        .total = l->at[AT_DBIAS],
@@ -128,7 +158,7 @@ static status compute_logits(ctx *c, const call *k, const linear *l, int64_t fro
         g.beta = 1;
         TRY(cuda_launch(c, k, &fill, geometry_over(rows * l->classes, 256 * 4, 256), &a));
     }
-    return cuda_product(c, k, &g);
+    return run_product(c, k, l, &g, CLASSES_N);
 }
 
 /* What the gradient of a chunk's logits adds to those of the operands. */
@@ -141,7 +171,7 @@ static status spread_gradient(ctx *c, const call *k, const linear *l, int64_t fr
         g.a = gradient, g.a_row = l->line, g.a_col = 1;
         g.b = l->weight->data, g.b_row = l->width, g.b_col = 1;
         g.c = moved(l->to[0].data, from * l->width, l->sums), g.c_row = l->width;
-        TRY(cuda_product(c, k, &g));
+        TRY(run_product(c, k, l, &g, CLASSES_K));
     }
     if (tensor_present(&l->to[1])) {
         gemm g = product_of(l, l->classes, l->width, rows);
@@ -149,7 +179,7 @@ static status spread_gradient(ctx *c, const call *k, const linear *l, int64_t fr
         g.b = moved(l->hidden->data, from * l->width, l->type), g.b_row = l->width, g.b_col = 1;
         g.c = l->to[1].data, g.c_row = l->width;
         g.beta = from > 0;
-        TRY(cuda_product(c, k, &g));
+        TRY(run_product(c, k, l, &g, CLASSES_M));
     }
     if (tensor_present(&l->to[2])) {
         bias_args a = bias_of(l, from, rows);

@@ -38,16 +38,16 @@ DEVICE uint32_t word_of(uint64_t seed, uint32_t key, int64_t position) {
 }
 
 #ifdef AT_ONCE
-/* Of elements [first, first + AT_ONCE) of this lane's those whose word is at least so, a bit each. A counter's words are
- * of elements 16 apart, a lane's elements lie together: so the warp, whose lanes all call this and whose first element is
- * a multiple of 64, draws for all of its elements, and each lane takes its own. */
-DEVICE uint32_t kept_bits(uint64_t seed, uint32_t key, uint32_t least, int64_t first) {
-    const int lane = threadIdx.x % WARP, from = lane * AT_ONCE;
+/* Of AT_ONCE neighbours of this lane's those whose word is at least so, a bit each. A counter's words are of elements 16
+ * apart, a lane's elements lie together: so the warp, whose lanes all call this, draws for all of its elements, and each
+ * lane takes its own. counter[turn]: what this lane draws in a turn, number turn * WARP + lane of the warp's. */
+DEVICE uint32_t kept_of_counters(uint64_t seed, uint32_t key, uint32_t least, const uint64_t counter[AT_ONCE / 4]) {
+    const int from = threadIdx.x % WARP * AT_ONCE;
     uint32_t mine = 0, kept = 0;
 
     UNROLL for (int turn = 0; turn < AT_ONCE / 4; turn++) {
         uint32_t word[4];
-        draw(seed, key, (uint64_t)(first - from) / 4 + turn * WARP + lane, word);
+        draw(seed, key, counter[turn], word);
         UNROLL for (int i = 0; i < 4; i++) {
             const uint32_t all = __ballot_sync(0xffffffffu, word[i] >= least);
             if (from / 128 == turn && from % 64 / 16 == i) mine = all;
@@ -58,6 +58,16 @@ DEVICE uint32_t kept_bits(uint64_t seed, uint32_t key, uint32_t least, int64_t f
         kept |= (mine >> (from / 64 % 2 * 16 + place / 2 + 8 * (place % 2)) & 1) << j;
     }
     return kept;
+}
+
+/* The same of elements [first, first + AT_ONCE), where the warp's first is a multiple of 64. */
+DEVICE uint32_t kept_bits(uint64_t seed, uint32_t key, uint32_t least, int64_t first) {
+    const int lane = threadIdx.x % WARP;
+    uint64_t counter[AT_ONCE / 4];
+
+    UNROLL for (int turn = 0; turn < AT_ONCE / 4; turn++) counter[turn] =
+        (uint64_t)(first - lane * AT_ONCE) / 4 + turn * WARP + lane;
+    return kept_of_counters(seed, key, least, counter);
 }
 #endif
 #endif

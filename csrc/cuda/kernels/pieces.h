@@ -169,6 +169,29 @@ DEVICE uint64_t bits_of_int32_t(int32_t x, int type) { return (void)type, (uint3
 DEVICE uint8_t uint8_t_of(uint64_t bits, int type) { return (void)type, (uint8_t)bits; }
 DEVICE uint64_t bits_of_uint8_t(uint8_t x, int type) { return (void)type, x; }
 
+/* The same of all, as f32_to_bf16 has them: two an instruction, and only where one is NaN one after the other. */
+DEVICE void bf16_words(const float x[AT_ONCE], uint32_t w[MOST_WORDS]) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
+    int any = 0;
+    UNROLL for (int j = 0; j < AT_ONCE; j += 2) {
+        int is_nan;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w[j / 2]) : "f"(x[j + 1]), "f"(x[j]));
+        asm("{ .reg .pred p; setp.nan.f32 p, %1, %2; selp.s32 %0, 1, 0, p; }"
+            : "=r"(is_nan)
+            : "f"(x[j]), "f"(x[j + 1]));
+        any |= is_nan;
+    }
+    if (!any) return;
+#endif
+    UNROLL for (int j = 0; j < AT_ONCE; j++) set_word_part(w, 2, j, f32_to_bf16(x[j]));
+}
+/* What storing leaves of them. */
+DEVICE void round_to_bf16(float x[AT_ONCE]) {
+    uint32_t w[MOST_WORDS];
+    bf16_words(x, w);
+    UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] = bf16_to_f32((bf16)word_part(w, 2, j));
+}
+
 #define ALL(T, read, write)                                                                                            \
     DEVICE void read(const void *p, int type, int64_t i, T x[AT_ONCE]) {                                               \
         uint32_t w[MOST_WORDS];                                                                                        \
@@ -190,9 +213,14 @@ DEVICE void read_float(const void *p, int type, int64_t i, float x[AT_ONCE]) {
     else if (type == BF16) read_as_float(p, BF16, i, x);
     else read_as_float(p, F16, i, x);
 }
+DEVICE void write_bf16(void *p, int64_t i, const float x[AT_ONCE]) {
+    uint32_t w[MOST_WORDS];
+    bf16_words(x, w);
+    write_words(p, BF16, i, w);
+}
 DEVICE void write_float(void *p, int type, int64_t i, const float x[AT_ONCE]) {
     if (type == F32) write_as_float(p, F32, i, x);
-    else if (type == BF16) write_as_float(p, BF16, i, x);
+    else if (type == BF16) write_bf16(p, i, x);
     else write_as_float(p, F16, i, x);
 }
 DEVICE void read_int32_t(const void *p, int type, int64_t i, int32_t x[AT_ONCE]) {

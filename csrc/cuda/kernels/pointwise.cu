@@ -2,8 +2,9 @@
  *
  * A thread takes four neighbouring elements at a time. An operand of which these lie together is read in one piece, a
  * single number once, any other element by element through its strides; narrow types are widened on the way. Casts
- * between floats, of whole tensors, have four pieces on their way at a time. A row of the list of operators, and of those
- * of other types in steps.h, makes the kernels and the table both. */
+ * between floats, of whole tensors, have four pieces on their way at a time. An operator of many elements is a chain of
+ * one step where NVRTC is there (generate.c): types and strides are written out, it moves 16 bytes at a time. A row of the
+ * list of operators, and of those of other types in steps.h, makes the kernels and the table both. */
 #include "cuda/kernels/kernel.h"
 
 #include "cuda/kernels/elements.h"
@@ -24,6 +25,7 @@ typedef struct pointwise_args {
 /* --- the host ----------------------------------------------------------------------------------------------------- */
 
 #ifdef ORT_HOST
+#include "cuda/host/compile.h"
 #include "cuda/host/generate.h"
 #include "ops/pointwise/pointwise.h"
 
@@ -121,6 +123,41 @@ void space_of(const tensor *in, int n, const tensor *out, space *to, source *sou
 /* Whether AT_ONCE elements are pieces wherever they are. */
 static bool is_even(const tensor *t) { return (uintptr_t)t->data % (AT_ONCE * dtype_size(t->type)) == 0; }
 
+/* Elements from which on a kernel of the operator's own saves more time than its launch takes. */
+enum { MANY_ELEMENTS = 1 << 20 };
+
+/* As a chain of one step. *done is false where there is no compiled kernel of it. `a` has the operands, from `from` to
+ * `to` is what the step computes. */
+static status run_compiled(ctx *c, const call *k, const pointwise_args *a, tile_class from, tile_class to, bool *done) {
+    const int kind = chain_step_kind(k->node->op, from, to);
+    kernel *compiled = NULL;
+    chain_args chain;
+
+    *done = false;
+    if (kind < 0 || k->n_in > STEP_OPERANDS) return OK;
+    memset(&chain, 0, sizeof chain);
+    chain_program *p = &chain.program;
+    p->n_in = k->n_in, p->n_steps = p->n_out = 1;
+    p->wide = a->space.count > INT32_MAX;
+    p->result[0] = (uint8_t)k->n_in, p->result_type[0] = (uint8_t)a->type;
+    p->steps[0] = (chain_step){.kind = (uint16_t)kind, .type = (uint8_t)a->type, .out = (uint8_t)k->n_in};
+    for (int i = 0; i < k->n_in; i++) {
+        p->steps[0].in[i] = (uint8_t)i;
+        p->type[i] = (uint8_t)a->in[i].type;
+        p->how[i] = (uint8_t)a->in[i].how;
+    }
+    chain.space = a->space;
+    chain.out[0] = a->out;
+    memcpy(chain.in, a->in, sizeof a->in);
+    memcpy(chain.param[0], a->param, sizeof chain.param[0]);
+    const int at_once = chain_at_once(p);
+    for (int i = 0; i < k->n_in; i++) p->how[i] = (uint8_t)chain_reach(&a->space, &a->in[i], at_once);
+    TRY(chain_compiled(c, k, p, &compiled));
+    *done = compiled != NULL;
+    if (!compiled) return OK;
+    return cuda_launch(c, k, compiled, geometry_over(a->space.count, at_once * 256, 256), &chain);
+}
+
 status pointwise_cuda(ctx *c, const call *k) {
     static kernel cast_whole = {.name = "cast_whole"};
     const tensor *out = &k->out[0];
@@ -133,10 +170,15 @@ status pointwise_cuda(ctx *c, const call *k) {
         return fail(c, E_UNSUPPORTED, "%s of %s has no CUDA kernel", k->node->op->name,
                     dtype_name(k->in[k->n_in - 1].type));
     space_of(k->in, k->n_in, out, &a.space, a.in);
-    for (int i = 0; i < k->n_in; i++) a.in[i].how = chain_reach(&a.space, &a.in[i], AT_ONCE);
     if (f == &casts[TILE_F32][TILE_F32] && a.in[0].how == DENSE && is_even(&k->in[0]) && is_even(out))
         return cuda_launch(c, k, &cast_whole, geometry_over(a.space.count, AT_ONCE * PIECES_OF(F32) * 256, 256), &a);
     tile_parameters(k->node, a.param);
+    if (a.space.count >= MANY_ELEMENTS) {
+        bool done;
+        TRY(run_compiled(c, k, &a, from, to, &done));
+        if (done) return OK;
+    }
+    for (int i = 0; i < k->n_in; i++) a.in[i].how = chain_reach(&a.space, &a.in[i], AT_ONCE);
     return cuda_launch(c, k, f, geometry_over(a.space.count, AT_ONCE * 256, 256), &a);
 }
 #endif

@@ -1,8 +1,8 @@
 /* random.cu -- twin of ops/random/random.c: dropout and draws, with the very bits of core/philox.c.
  *
  * A thread has a counter, whose four words belong to four elements 16 apart (the order within a group of 64); of a dropout
- * eight neighbours, for which its warp draws together. Where only some rows are there it has one element, which is dropped
- * or kept as it would be among all rows. */
+ * eight neighbours, read and written as pieces, for which its warp draws together. Where only some rows are there, each
+ * element is dropped or kept as it would be among all rows: of rows that are no multiple of 64 long a thread has one. */
 #ifndef T
 #include "cuda/kernels/kernel.h"
 
@@ -35,6 +35,9 @@ typedef struct draw_args {
 /* Threads that have eight neighbours of so many elements: whole warps, which draw together. */
 #define PIECES_FOR(count) (((count) + WARP * ROW_PIECE - 1) / (WARP * ROW_PIECE) * WARP)
 
+/* Whether no counter is of two rows. */
+#define HAS_PIECES(a) (!(a)->rows || (a)->width % 64 == 0)
+
 /* Elements of a chunk of ops/random/random.c, and threads that choose from a row. */
 enum { NARROW_CHUNK = 1024, WIDE_CHUNK = 512, CHOOSERS = 128 };
 
@@ -59,7 +62,7 @@ static status run(ctx *c, const call *k, kernel *f) {
     }
     a.threshold = ratio < 1 ? (uint32_t)fmin(nearbyint(ratio * 0x1p32), 0xFFFFFFFFp0) : 0;
     a.scale = ratio < 1 ? 1 / (1 - ratio) : 0;
-    return cuda_launch(c, k, f, geometry_over(a.rows ? a.count : PIECES_FOR(a.count), 128, 128), &a);
+    return cuda_launch(c, k, f, geometry_over(HAS_PIECES(&a) ? PIECES_FOR(a.count) : a.count, 128, 128), &a);
 }
 
 status dropout_train_cuda(ctx *c, const call *k) {
@@ -134,6 +137,24 @@ status multinomial_draw_cuda(ctx *c, const call *k) {
 #include "cuda/kernels/philox.h"
 
 #define SEED (a.seed_at ? *a.seed_at : a.seed)
+
+/* Where element i would be if all rows were there. */
+DEVICE int64_t place_among_all(const dropout_args *a, int64_t i) {
+    const int64_t at = quotient(i, a->width), listed = a->rows[at];
+    return (listed < 0 ? -1 - listed : listed) * a->width + i - at * a->width;
+}
+
+/* As kept_bits, of rows that are multiples of 64 long. */
+DEVICE uint32_t kept_of_rows(const dropout_args *a, uint64_t seed, int64_t first) {
+    const int lane = threadIdx.x % WARP;
+    uint64_t counter[AT_ONCE / 4];
+
+    UNROLL for (int turn = 0; turn < AT_ONCE / 4; turn++) {
+        const int64_t group = first - lane * AT_ONCE + (turn * WARP + lane) / 16 * 64;
+        counter[turn] = group < a->count ? (uint64_t)place_among_all(a, group) / 4 + lane % 16 : 0;
+    }
+    return kept_of_counters(seed, a->key, a->threshold, counter);
+}
 
 KERNEL(dropout_mask, dropout_args) {
     const uint64_t seed = SEED;
@@ -311,11 +332,9 @@ KERNEL(NAME(dropout), dropout_args) {
     const A scale = (A)a.scale;
     const uint64_t seed = SEED;
 
-    if (a.rows) {
+    if (!HAS_PIECES(&a)) {
         FOR_EACH(i, a.count) {
-            const int64_t place = quotient(i, a.width), listed = a.rows[place];
-            const int64_t row = listed < 0 ? -1 - listed : listed;
-            const int keeps = word_of(seed, a.key, row * a.width + i - place * a.width) >= a.threshold;
+            const int keeps = word_of(seed, a.key, place_among_all(&a, i)) >= a.threshold;
             ((T *)a.out)[i] = PUT(GET(((const T *)a.in)[i]) * (keeps ? scale : 0));
         }
         return;
@@ -324,7 +343,7 @@ KERNEL(NAME(dropout), dropout_args) {
         const int64_t first = piece * AT_ONCE;
         A x[AT_ONCE];
         TAKE(a.in, TYPE, first, 0, a.count, x);
-        const uint32_t kept = kept_bits(seed, a.key, a.threshold, first);
+        const uint32_t kept = a.rows ? kept_of_rows(&a, seed, first) : kept_bits(seed, a.key, a.threshold, first);
         UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] *= kept >> j & 1 ? scale : 0;
         GIVE(a.out, TYPE, first, 0, a.count, x);
     }

@@ -1,8 +1,9 @@
 /* reduce.cu -- twin of ops/reductions/reduce_kernel.c: ReduceSum and ReduceMean of floats over any axes.
  *
  * Where the last axis is reduced a block has a result. Otherwise neighbouring results are neighbouring columns. Of few
- * rows a thread adds up eight of them, in order. Of more a block adds up 32 over one part of the rows, whose number
- * depends on the shape alone, and a second kernel the parts, in order. Totals are float, and double for float64 and
+ * rows a thread adds up eight of them, in order. Of more a block adds up to 256 over one part of the rows, whose number
+ * depends on the shape alone, and a second kernel the parts, in order. A thread reads eight neighbours of four rows at a
+ * time in pieces of 16 bytes. Totals are float, and double for float64 and
  * between parts. */
 #ifndef T
 #include "cuda/kernels/kernel.h"
@@ -22,7 +23,7 @@ typedef struct reduce_args {
     double divisor;
 } reduce_args;
 
-enum { LANES = 8 };
+enum { LANES = 8 }; /* of rows, in a block */
 
 #ifdef ORT_HOST
 #include "cuda/kernels/reduce.h"
@@ -86,15 +87,17 @@ static status start(ctx *c, const call *k, dtype type, reduce_args *a) {
 
     a->partial = k->work;
     if (a->inner == 1) return cuda_launch(c, k, &rows[type], geometry_rows(a->outputs, a->length), a);
+    a->whole = a->inner % ROW_PIECE == 0;
+    for (int d = 0; d < a->n_kept; d++) a->whole = a->whole && a->kept_step[d] % ROW_PIECE == 0;
+    for (int d = 0; d < a->n_gone; d++) a->whole = a->whole && a->gone_step[d] % ROW_PIECE == 0;
     if (are_few(a)) {
-        a->whole = a->inner % ROW_PIECE == 0;
-        for (int d = 0; d < a->n_kept; d++) a->whole = a->whole && a->kept_step[d] % ROW_PIECE == 0;
-        for (int d = 0; d < a->n_gone; d++) a->whole = a->whole && a->gone_step[d] % ROW_PIECE == 0;
         int64_t tasks = a->outputs / a->inner * ((a->inner + ROW_PIECE - 1) / ROW_PIECE);
         return cuda_launch(c, k, &few[type], geometry_over(tasks, 128, 128), a);
     }
-    int64_t tasks = a->outputs / a->inner * ((a->inner + WARP - 1) / WARP) * a->parts;
-    TRY(cuda_launch(c, k, &columns[type], geometry_over(tasks, 1, WARP * LANES), a));
+    int across = WARP / LANES; /* threads for neighbouring columns: no more than have some, of whole warps */
+    while (across < WARP && across * ROW_PIECE < a->inner) across *= 2;
+    const int64_t wide = across * ROW_PIECE, tasks = a->outputs / a->inner * ((a->inner + wide - 1) / wide) * a->parts;
+    TRY(cuda_launch(c, k, &columns[type], geometry_over(tasks, 1, across * LANES), a));
     return cuda_launch(c, k, &join[type], geometry_over(a->outputs, 128, 128), a);
 }
 
@@ -164,51 +167,59 @@ KERNEL(NAME(reduce_rows), reduce_args) {
     }
 }
 
-KERNEL(NAME(reduce_columns), reduce_args) {
-    SHARED(A, totals, WARP * LANES);
-    const int64_t groups = (a.inner + WARP - 1) / WARP, outer = a.outputs / a.inner;
-    const int lane = threadIdx.x / WARP;
-
-    FOR_BLOCKS(task, outer * groups * a.parts) {
-        const int64_t group = quotient(task, groups), o = quotient(group, a.parts), part = group - o * a.parts;
-        const int64_t column = (task - group * groups) * WARP + threadIdx.x % WARP;
-        const int64_t begin = quotient(a.length * part, a.parts), end = quotient(a.length * (part + 1), a.parts);
-        const T *x = (const T *)a.x + place_along(o, a.n_kept, a.kept, a.kept_step) + column;
-        A total = 0;
-
-        for (int64_t i = begin + lane; i < end && column < a.inner; i += LANES) total += GET(x[row_of(&a, i)]);
-        totals[threadIdx.x] = total;
-        __syncthreads();
-        if (lane == 0 && column < a.inner) {
-            double sum = total;
-            for (int other = 1; other < LANES; other++) sum += totals[threadIdx.x + WARP * other];
-            a.partial[part * a.outputs + o * a.inner + column] = sum;
-        }
-        __syncthreads();
-    }
-}
-
-/* Columns [first, first + AT_ONCE) of rows, in order. */
-DEVICE void NAME(add_rows)(const reduce_args *a, const T *x, int64_t first, A total[AT_ONCE]) {
+/* Columns [first, first + AT_ONCE) of rows [begin, end), every step-th, in order. */
+DEVICE void NAME(add_rows)(const reduce_args *a, const T *x, int64_t first, int64_t begin, int64_t end, int step,
+                           A total[AT_ONCE]) {
     enum { EACH = PIECES_OF(TYPE) };
 
     if (!a->whole || !IS_ALIGNED(a->x, TYPE)) {
-        for (int64_t i = 0; i < a->length; i++) {
+        for (int64_t i = begin; i < end; i += step) {
             A v[AT_ONCE];
             TAKE(x + row_of(a, i), TYPE, first, 0, a->inner, v);
             UNROLL for (int j = 0; j < AT_ONCE; j++) total[j] += v[j];
         }
         return;
     }
-    for (int64_t i = 0; i < a->length; i += EACH) {
-        const int n = a->length - i < EACH ? (int)(a->length - i) : EACH;
+    for (int64_t i = begin; i < end; i += EACH * step) {
         int64_t at[EACH];
+        uint32_t there = 0;
         A v[EACH][AT_ONCE];
-        UNROLL for (int k = 0; k < EACH; k++) at[k] = k < n ? row_of(a, i + k) + first : 0;
-        READ_PIECES(x, TYPE, at, (1u << n) - 1, v);
         UNROLL for (int k = 0; k < EACH; k++) {
-            UNROLL for (int j = 0; j < AT_ONCE; j++) total[j] = k < n ? total[j] + v[k][j] : total[j];
+            const int is = i + k * step < end;
+            at[k] = is ? row_of(a, i + k * step) + first : 0;
+            there |= (uint32_t)is << k;
         }
+        READ_PIECES(x, TYPE, at, there, v);
+        UNROLL for (int k = 0; k < EACH; k++) {
+            UNROLL for (int j = 0; j < AT_ONCE; j++) total[j] = there >> k & 1 ? total[j] + v[k][j] : total[j];
+        }
+    }
+}
+
+/* Columns of a part of the rows: a thread for eight neighbours in each of LANES lanes of rows. */
+KERNEL(NAME(reduce_columns), reduce_args) {
+    SHARED(A, totals, WARP * ROW_PIECE * LANES);
+    const int across = blockDim.x / LANES, wide = across * AT_ONCE, lane = threadIdx.x / across;
+    const int own = threadIdx.x % across * AT_ONCE;
+    const int64_t groups = (a.inner + wide - 1) / wide, outer = a.outputs / a.inner;
+
+    FOR_BLOCKS(task, outer * groups * a.parts) {
+        const int64_t group = quotient(task, groups), o = quotient(group, a.parts), part = group - o * a.parts;
+        const int64_t column = (task - group * groups) * wide;
+        const int64_t begin = quotient(a.length * part, a.parts), end = quotient(a.length * (part + 1), a.parts);
+        const T *x = (const T *)a.x + place_along(o, a.n_kept, a.kept, a.kept_step);
+        A total[AT_ONCE] = {0};
+
+        if (column + own < a.inner) NAME(add_rows)(&a, x, column + own, begin + lane, end, LANES, total);
+        UNROLL for (int j = 0; j < AT_ONCE; j++) totals[lane * wide + own + j] = total[j];
+        __syncthreads();
+        FOR_THREADS(i, wide) {
+            double sum = totals[i];
+            if (column + i >= a.inner) continue;
+            for (int other = 1; other < LANES; other++) sum += totals[other * wide + i];
+            a.partial[part * a.outputs + o * a.inner + column + i] = sum;
+        }
+        __syncthreads();
     }
 }
 
@@ -219,7 +230,8 @@ KERNEL(NAME(reduce_few), reduce_args) {
         const int64_t o = quotient(task, groups), first = (task - o * groups) * AT_ONCE, out = o * a.inner;
         A total[AT_ONCE] = {0};
 
-        NAME(add_rows)(&a, (const T *)a.x + place_along(o, a.n_kept, a.kept, a.kept_step), first, total);
+        const T *x = (const T *)a.x + place_along(o, a.n_kept, a.kept, a.kept_step);
+        NAME(add_rows)(&a, x, first, 0, a.length, 1, total);
         if (a.divisor != 1) {
             UNROLL for (int j = 0; j < AT_ONCE; j++) total[j] = (A)((double)total[j] / a.divisor);
         }
