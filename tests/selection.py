@@ -67,7 +67,6 @@ ONE_OF = {
     "tests/passes/test_attention.py::test_rows_that_matter": 2,
     "tests/passes/test_attention_dropout.py::test_heads_that_share_keys": 2,
     "tests/passes/test_attention_dropout.py::test_masks_and_sizes": 2,
-    "tests/passes/test_attention_dropout.py::test_rows_that_matter": 2,
     "tests/passes/test_casts.py::test_norms_and_residuals_of_autocast": 2,
     "tests/passes/test_rows.py::test_bad_indices_of_rows_that_are_left_out": 2,
     "tests/passes/test_rows.py::test_ignored_labels": 2,
