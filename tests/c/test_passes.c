@@ -103,7 +103,6 @@ TEST(gelu_in_every_float) {
     }
 }
 
-
 /* As autocast has it, which takes the power in float32: half of x before the cast, and what comes out rounded again. */
 static value *gelu_of_cast(graph *g, value *x, value *half_of, dtype to) {
     value *wide = cast(g, x, F32), *half = NODE(g, "Mul", number(g, half_of->type, 0.5), half_of);
