@@ -21,13 +21,12 @@ from ortmodule.core.errors import DoesNotHold, NotInEngine
 from ortmodule.core.pytree import as_arguments
 from ortmodule.core.torch_private import tree_map_only
 from ortmodule.debug.peak import HeldTensor, Peak, peak_of
-from ortmodule.engine.session import MOST_NAMED, MemoryGoal
+from ortmodule.engine.memory_goal import ALL_AGAIN, MOST_NAMED, MemoryGoal
 from ortmodule.module import ORTModule
 
 __all__ = ["HeldTensor", "Peak", "Price", "largest_batch", "pareto", "predict"]
 
 MOST_SIZE, MOST_BYTES = 1 << 31, 1 << 63  # that :func:`largest_batch` looks at
-ALL_AGAIN = 2  # the level of recomputation that goes as low as it can
 
 
 def predict(model: nn.Module, *args: Any, optimizer: str | torch.optim.Optimizer = "none", **kwargs: Any) -> Peak:

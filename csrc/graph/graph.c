@@ -1,4 +1,5 @@
 /* graph.c -- the structure: making nodes and values, keeping uses true, replacing, removing. */
+#include "core/size.h"
 #include "ops/op.h"
 
 #include <stdlib.h>
@@ -399,4 +400,13 @@ void graph_mark_phases(graph *g) {
     want(g->input_grads, g->n_input_grads, PHASE_BACKWARD);
     /* Backwards over a topological order: a node's mark is final when it is reached. */
     for (node *n = g->last; n; n = n->prev) want(n->in, n->n_in, n->mark);
+}
+
+int64_t graph_gradients_in_arena(const graph *g) {
+    int64_t sum = 0;
+
+    if (g->cuda || g->joint_from == 0) return 0;
+    for (int i = 0; i < g->n_input_grads; i++)
+        if (g->input_grads[i]) sum = size_add(sum, value_bytes(g->input_grads[i]));
+    return sum < g->joint_from ? 0 : sum;
 }

@@ -190,6 +190,8 @@ void graph_move(graph *g, node *n, node *before);
 /* Sets every node's mark: whether forward computes it, only backward, or neither. */
 enum { PHASE_NONE, PHASE_BACKWARD, PHASE_FORWARD };
 void graph_mark_phases(graph *g);
+/* Bytes of all gradients where a run may have them in its arena, or 0. */
+int64_t graph_gradients_in_arena(const graph *g);
 
 /* --- asking ------------------------------------------------------------------------------------------------------- */
 

@@ -122,6 +122,7 @@ status compile_within(ctx *c, const graph *model, const input_spec *inputs, cons
         (*out)->compiles = i + 1;
         bytes = step_bytes(*out);
         if (bytes <= budget || !o->output_grads) return o->any_size ? OK : plan_check_limit(c, *out);
+        if (i == 0) again->target += (*out)->gradient_bytes; /* recomputation counts them where the arena has them */
         if (bytes < least) {
             least = bytes;
             TRY(plan_largest(c, *out, largest, sizeof largest));

@@ -213,9 +213,8 @@ static status assign_joint(planner *pl, const interval *plain) {
     interval *items;
     int n = p->n_blocks;
 
-    for (int i = 0; i < g->n_input_grads; i++)
-        if (g->input_grads[i]) p->gradient_bytes = size_add(p->gradient_bytes, value_bytes(g->input_grads[i]));
-    if (p->cuda || g->joint_from == 0 || p->gradient_bytes < g->joint_from) return OK;
+    p->gradient_bytes = graph_gradients_in_arena(g);
+    if (p->gradient_bytes == 0) return OK;
     TRY(NEW(g->c, items, n + g->n_input_grads));
     TRY(NEW(g->c, p->joint_grad, g->n_inputs));
     if (n) memcpy(items, plain, (size_t)n * sizeof *items);

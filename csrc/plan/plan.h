@@ -83,7 +83,7 @@ typedef struct plan {
     interval *joint_blocks; /* [n_joint] the blocks in the same order, then the gradients */
     int n_joint;            /* 0: none */
     int64_t *joint_grad;    /* [inputs of the graph] where a joint arena has their gradients; -1: there is none */
-    int64_t gradient_bytes; /* of all gradients */
+    int64_t gradient_bytes; /* of all gradients, with a joint arena; or 0 */
     int n_writes;
     bool random;            /* forward or backward draws random numbers: a run needs a seed */
     bool *reads_input;      /* [inputs of the model] backward reads it: it must not change before */

@@ -102,12 +102,33 @@ static void hold(bool *held, const planner *pl, value *const *list, int count) {
         if (list[i] && pl->root[list[i]->id]) held[pl->root[list[i]->id]->id] = true;
 }
 
+/* Gradients that a run has in its arena are there to the end of it. */
+static status keep_gradients(planner *pl, bool *held, const int *maker, const bool **out) {
+    const graph *g = pl->g;
+    bool *to_end;
+
+    if (graph_gradients_in_arena(g) == 0) {
+        hold(held, pl, g->input_grads, g->n_input_grads);
+        return OK;
+    }
+    TRY(NEW(pl->c, to_end, g->n_values));
+    for (int i = 0; i < g->n_input_grads; i++) {
+        const value *root = g->input_grads[i] ? pl->root[g->input_grads[i]->id] : NULL;
+        if (!root) continue;
+        if (maker[root->id] >= pl->n_forward) to_end[root->id] = true;
+        else held[root->id] = true;
+    }
+    *out = to_end;
+    return OK;
+}
+
 static status make_problem(planner *pl, bool with_offload) {
     graph *g = pl->g;
     recompute_problem *p = &pl->problem;
     recompute_step *steps;
     int64_t *bytes;
     bool *held;
+    const bool *to_end = NULL;
     int *maker;
     double *moving = NULL;
 
@@ -132,7 +153,7 @@ static status make_problem(planner *pl, bool with_offload) {
         }
     }
     hold(held, pl, g->outputs, g->n_outputs);
-    hold(held, pl, g->input_grads, g->n_input_grads);
+    TRY(keep_gradients(pl, held, maker, &to_end));
     for (state_write *w = g->writes; w; w = w->next) hold(held, pl, &w->value, 1);
     *p = (recompute_problem){.n_values = g->n_values,
                              .n_steps = pl->count,
@@ -141,6 +162,7 @@ static status make_problem(planner *pl, bool with_offload) {
                              .bytes = bytes,
                              .maker = maker,
                              .held = held,
+                             .to_end = to_end,
                              .moving = moving};
     return OK;
 }

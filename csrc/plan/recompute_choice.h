@@ -26,6 +26,7 @@ typedef struct recompute_problem {
     const int64_t *bytes; /* [value] */
     const int *maker;     /* [value] the step that makes it, or -1: it is there from the beginning on */
     const bool *held;     /* [value] something else holds it all the time: it takes no memory of the plan's */
+    const bool *to_end;   /* [value] there until the last step has run, as a gradient in the arena; NULL: none is */
     const double *moving; /* [value] the cost of writing it to other memory and reading it back; NULL: there is none */
     bool nothing_twice;   /* values are offloaded alone */
     bool

@@ -157,6 +157,7 @@ void chooser_simulate(chooser *s, lives *l) {
     for (int t = p->n_forward; t < p->n_steps; t++) run_backward(s, l, &p->steps[t]);
     for (int v = 0; v < p->n_values; v++) {
         if (p->held[v]) continue;
+        if (p->to_end && p->to_end[v] && l->born[v] != NEVER) l->last[v] = 2 * l->now;
         if (l->born[v] != NEVER) sweep_add(l->change, l->born[v], l->last[v], p->bytes[v]);
         if (l->again_born[v] != NEVER) sweep_add(l->change, l->again_born[v], l->again_last[v], p->bytes[v]);
     }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ortmodule import _core
-from ortmodule.engine.session import Spec, bytes_of
+from ortmodule.engine.memory_goal import Spec, bytes_of
 from ortmodule.guards.inventory import Slot
 from ortmodule.runtime.compiled_graph import CompiledGraph
 

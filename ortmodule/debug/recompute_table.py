@@ -20,7 +20,8 @@ from ortmodule.core.logger import LOGGER, Log
 from ortmodule.core.setting_types import wishes_of
 from ortmodule.debug.size_formulas import Formulas
 from ortmodule.debug.step_stats import input_names, table
-from ortmodule.engine.session import ENGINE_ERRORS, MemoryGoal
+from ortmodule.engine.memory_goal import MemoryGoal
+from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.dispatcher import Dispatcher
 from ortmodule.runtime.executable import Executable

@@ -8,11 +8,10 @@ backward will need.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import distributed
@@ -21,9 +20,9 @@ from ortmodule import _core
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.errors import Mismatch, TritonError
 from ortmodule.core.logger import ENGINE, warn_once
-from ortmodule.core.names import STATE
 from ortmodule.core.torch_private import raw_stream
 from ortmodule.engine.autotune import Tuning
+from ortmodule.engine.memory_goal import MemoryGoal, Spec
 from ortmodule.host.host_node import Calls, Known, Node
 from ortmodule.triton_kernels import maker
 from ortmodule.triton_kernels.use import PASSES_OFF, TritonUse
@@ -33,14 +32,8 @@ ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
 CPU = torch.device("cpu")
 #: Plans kept for shapes seen before; the least recently used goes first.
 MOST_PLANS = 128
-#: Tensors that an error about memory names (csrc/plan/peak.h).
-MOST_NAMED = 3
-#: Bytes of gradients that get places in a run's arena, on the CPU; less is not worth a second placement.
-JOINT_FROM = 25 << 20
 #: Bytes that divide the address of memory for a plan on a GPU (csrc/plan/plan.h).
 GPU_ALIGNED = 256
-#: ("float32", (2, 3)): the type of elements, and the sizes.
-Spec = tuple[str, tuple[int, ...]]
 #: Each is called with every plan that is made: what measures plans (debug/profile.py).
 PLAN_MADE: list[Callable[[_core.Plan], None]] = []
 #: For :class:`Run`: its first input says where it runs.
@@ -365,41 +358,6 @@ def run_planned(
             sizes = (*sizes, int(run.outputs[0].item()))
 
 
-class MemoryGoal(NamedTuple):
-    """What a step may take. ``level``: of recomputation, as ``Config.memory_opt_level``; ``budget``: bytes, 0: any;
-    ``beside``: bytes of the module that no plan is given, which the budget counts. ``clusters``: (cluster, strategy,
-    count) of each that backward computes again in any case; unless it is None, plans list their clusters.
-    ``offload``: a folder for activations that are offloaded where that costs less than to compute them again; without a
-    budget or a level 2, all that lower the peak. ``joint_from``: bytes of gradients from which a run's arena may hold
-    them, too; 0: it never does."""
-
-    level: int
-    budget: int
-    beside: int = 0
-    clusters: tuple[tuple[str, int, int], ...] | None = None
-    offload: str | None = None
-    joint_from: int = 0
-
-    def of(self, names: Sequence[str], specs: Sequence[Spec], needs_grad: Sequence[bool]) -> tuple[int, int]:
-        """Two arguments of ``Model.plan``, for inputs of these names. MemoryError where nothing is left for a step."""
-        if not self.budget:
-            return self.level, 0
-        held = self.beside + sum(bytes_of(spec) * (1 + needs) for spec, needs in zip(specs, needs_grad, strict=True))
-        if held >= self.budget:
-            largest = sorted(zip(names, map(bytes_of, specs), strict=True), key=lambda pair: -pair[1])[:MOST_NAMED]
-            listed = ", ".join(f"{name.removeprefix(STATE)} with {count} bytes" for name, count in largest)
-            raise MemoryError(
-                f"parameters, buffers, inputs and their gradients take {held} bytes, and the memory budget is "
-                f"{self.budget} bytes; the largest: {listed}"
-            )
-        return self.level, self.budget - held
-
-
-def bytes_of(spec: Spec) -> int:
-    """Of a tensor of this type and shape."""
-    return math.prod(spec[1]) * getattr(torch, spec[0]).itemsize
-
-
 def _tune(tuning: Tuning, plan: _core.Plan, gpu: torch.device | None) -> None:
     if gpu is None:
         tuning.plan_made(plan)
@@ -456,15 +414,19 @@ class Session:
         sizes: tuple[int, ...] = (),
         calls: Calls | None = None,
         gpu: torch.device | None = None,
+        adds: bool = False,
     ) -> _core.Plan:
         """The plan for inputs of these ``(dtype name, shape)``; made when it is not known yet.
 
         ``needs_grad``: one flag for each input. ``output_grads``: which outputs receive a gradient; None: inference.
         ``sizes``: sizes that data decides (elements a mask selects), as far as they are known. A plan that is a
         ``prologue`` only computes the next of them; with `probe`, what ``calls`` learns by running a node.
-        ``gpu``: where the tensors are, unless on the CPU.
+        ``gpu``: where the tensors are, unless on the CPU. ``adds``: for a step that adds to gradients of earlier ones,
+        where that makes another plan.
         """
-        key = (tuple(specs), tuple(needs_grad), None if output_grads is None else tuple(output_grads), sizes, gpu)
+        grads = None if output_grads is None else tuple(output_grads)
+        adds = adds and grads is not None and self.memory.chooses
+        key = (tuple(specs), tuple(needs_grad), grads, sizes, gpu, adds)
         plan = self.plans.get(key)
         if plan is not None:
             self.plans[key] = self.plans.pop(key, plan)
@@ -473,7 +435,7 @@ class Session:
         if self.tuning is not None and gpu is not None:
             self.tuning.prepare(gpu.index or 0)
         start = time.perf_counter()
-        plan = self._make(key[:3], sizes, calls, gpu, self.memory)
+        plan = self._make(key[:3], sizes, calls, gpu, self.memory, adds=adds)
         self.plan_seconds += time.perf_counter() - start
         self.plans_made += 1
         for listener in PLAN_MADE:
@@ -517,15 +479,15 @@ class Session:
 
     def _make(
         self, of: tuple[Sequence[Spec], Sequence[bool], Sequence[bool] | None], sizes: tuple[int, ...],
-        calls: Calls | None, gpu: torch.device | None, memory: MemoryGoal, any_size: bool = False,
+        calls: Calls | None, gpu: torch.device | None, memory: MemoryGoal, any_size: bool = False, adds: bool = False,
     ) -> _core.Plan:  # fmt: skip
         device = -1 if gpu is None else gpu.index or 0
-        goal = (0, 0) if of[2] is None else memory.of(self.inputs, *of[:2])
+        goal = (0, 0) if of[2] is None else memory.of(self.inputs, *of[:2], adds)
         offload = None if of[2] is None else memory.offload
         given = *of, self.disabled, sizes, calls, self.padding_unseen, device, *goal, any_size, memory.clusters
         # A process group's hooks want gradients in segments, in memory of their own.
-        grouped = distributed.is_available() and distributed.is_initialized()
-        plan = self._plan_with_triton((*given, None, offload, 0 if grouped else memory.joint_from), gpu)
+        segments = adds or (distributed.is_available() and distributed.is_initialized())
+        plan = self._plan_with_triton((*given, None, offload, 0 if segments else memory.joint_from), gpu)
         if gpu is None:
             return plan
         if plan.constant_bytes:

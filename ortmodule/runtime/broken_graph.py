@@ -24,7 +24,8 @@ from ortmodule.core.errors import CaptureError, Cause, Disagrees, Incomparable, 
 from ortmodule.core.names import INPUT, STATE, USED_ON
 from ortmodule.core.onnx_utils import RANDOM, attributes, constants
 from ortmodule.engine.autotune import Tuning
-from ortmodule.engine.session import ENGINE_ERRORS, MemoryGoal, Session
+from ortmodule.engine.memory_goal import MemoryGoal
+from ortmodule.engine.session import ENGINE_ERRORS, Session
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree

@@ -7,8 +7,6 @@ expects them. Parameters are inputs of the autograd node, so hooks on them, `tor
 
 from __future__ import annotations
 
-import logging
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,14 +19,12 @@ from ortmodule.core import devices, pytree, pytree_tokens
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine
-from ortmodule.core.logger import LOGGER, warn_once
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM
-from ortmodule.core.setting_types import wishes_of
 from ortmodule.core.torch_private import deterministic, saving_hooks, warns_only
-from ortmodule.engine import session
 from ortmodule.engine.autotune import Tuning
-from ortmodule.engine.session import MemoryGoal, Run, Session, copied, is_captured
+from ortmodule.engine.memory_goal import MemoryGoal
+from ortmodule.engine.session import Run, Session, copied, is_captured
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import containers
@@ -40,6 +36,7 @@ from ortmodule.runtime.executable import Executable, Executables, Flags, Repeate
 from ortmodule.runtime.grad_buckets import EarlyUse, chain, have_hooks
 from ortmodule.runtime.lazy_logits import FORWARD, HEAD, MOST_COPIED, Deferral, deferral_of
 from ortmodule.runtime.lengths import Lengths
+from ortmodule.runtime.memory_settings import goal_of
 from ortmodule.runtime.module_state import ModuleState
 from ortmodule.runtime.read_checks import MOST_SHAPES, ReadChecks
 from ortmodule.runtime.result_hooks import WatchedResults, dependents_of
@@ -48,7 +45,6 @@ from ortmodule.runtime.shared_memory import overlap, put
 from ortmodule.triton_kernels.use import TritonUse
 
 _NO_RESULT = torch.empty(0)
-LAYERS_AGAIN = 1  # the level of recomputation that chooses by layers
 #: The structure of a result that is one tensor, with nothing that forward puts into attributes.
 _ONE_TENSOR = pytree.flatten((torch.empty(0), []), results=True)[1]
 
@@ -140,11 +136,10 @@ class CompiledGraph:
         self.origin = self  # the one that stands among the graphs of its key
         self.lengths: Lengths | None = None  # the graphs of other lengths of its loop
         off, unseen, model = config.passes_off, config.padding_unseen, capture.model.SerializeToString()
-        memory = MemoryGoal(config.memory_opt_level, config.memory_budget, 0, _clusters(config), _offload(config))
         graphs, triton = config.enable_cuda_graphs, TritonUse.of(config)
-        self.session = Session(model, off, trace.nodes, unseen, graphs, tuning, memory, triton)
+        self.session = Session(model, off, trace.nodes, unseen, graphs, tuning, None, triton)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
-        self.session.memory = memory._replace(beside=_bytes_beside(tree, self.feeds), joint_from=_joint_from(config))
+        self.session.memory = goal_of(config, tree, self.feeds, not trace.nodes)
         #: Where the tensors of a run are: (number of the caller's input, None, None), or (-1, dictionary, key).
         self._places = [(f, None, None) if isinstance(f, int) else (-1, f.holder, f.key) for f in self.feeds]
         given = [inputs[i] if holder is None else holder[key] for i, holder, key in self._places]
@@ -173,6 +168,7 @@ class CompiledGraph:
             self.session, tensors, self.needs, varying, self.pairs, self._segments, self._check_views
         )
         self.plans = self.executables.plans
+        self._early_use.plans = self.executables if self.session.memory.chooses else None
         self.is_random = any(node.op_type in RANDOM for node in capture.model.graph.node)
         self._reads = ReadChecks(trace, capture.model, self.session, self.n_results, self.plans)
         self._deferral = self._deferral_of(tensors, off, unseen, config.defer_logits)
@@ -569,30 +565,3 @@ def _feed(name: str, tree: Tree) -> int | Slot:
     if name.startswith(INPUT):
         return int(name.removeprefix(INPUT))
     return tree.slots[name.removeprefix(STATE)]
-
-
-def _clusters(config: Config) -> tuple[tuple[str, int, int], ...] | None:
-    """As MemoryGoal has them."""
-    if config.memory_opt_config and not config.memory_opt_level:
-        return wishes_of(config.memory_opt_config)
-    return () if LOGGER.isEnabledFor(logging.INFO) else None
-
-
-def _joint_from(config: Config) -> int:
-    """As MemoryGoal has it."""
-    return 0 if config.enable_mem_efficient_grad_mgmt == "1" else session.JOINT_FROM
-
-
-def _offload(config: Config) -> str | None:
-    """As MemoryGoal has it."""
-    if config.memory_offload and config.memory_opt_level == LAYERS_AGAIN:
-        warn_once("MEMORY_OFFLOAD has no effect at MEMORY_OPT_LEVEL=1: layers are computed again, nothing is offloaded")
-        return None
-    return (config.memory_offload_path or tempfile.gettempdir()) if config.memory_offload else None
-
-
-def _bytes_beside(tree: Tree, feeds: Sequence[int | Slot]) -> int:
-    """Of the module's tensors that are not fed to the graph."""
-    fed = {id(feed.get()) for feed in feeds if isinstance(feed, Slot)}
-    others = {id(slot.get()): slot.get() for slot in tree.slots.values()}
-    return sum(t.nbytes for key, t in others.items() if key not in fed)

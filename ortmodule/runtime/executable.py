@@ -15,14 +15,13 @@ import torch
 
 from ortmodule import _core
 from ortmodule.core.dtypes import DTYPES
+from ortmodule.engine.memory_goal import MemoryGoal, Spec
 from ortmodule.engine.row_count_predictor import Counts
 from ortmodule.engine.session import (
     ENGINE_ERRORS,
     MOST_PLANS,
-    MemoryGoal,
     Run,
     Session,
-    Spec,
     gpu_of,
     is_captured,
     run_planned,
@@ -72,6 +71,16 @@ class Executables:
         self.plans: OrderedDict[tuple, Executable] = OrderedDict()
         self.deferral: Deferral | None = None  # of logits
         self._counts = Counts(MOST_PLANS)
+        #: Do steps add to gradients of earlier ones? Where that makes other plans these are apart.
+        self.adds, self._others = False, dict[tuple, Executable]()
+
+    def turn(self) -> None:
+        """From now on steps add to gradients of earlier ones, or no more."""
+        self.adds = not self.adds
+        kept = dict(self.plans)
+        self.plans.clear()
+        self.plans.update(self._others)
+        self._others = kept
 
     def defer(self, deferral: Deferral | None) -> None:
         """From now on logits may be deferred."""
@@ -93,7 +102,7 @@ class Executables:
             self.plans.move_to_end(key)
             return found
         session = self.deferral.session(defers) if defers and self.deferral is not None else self.session
-        plan = session.plan(self.specs_for(shapes), self.needs, output_grads, sizes, calls, self.gpu)
+        plan = session.plan(self.specs_for(shapes), self.needs, output_grads, sizes, calls, self.gpu, self.adds)
         if not plan.prologue:
             self._check(plan, shapes)
         inputs = [i for i, flag in enumerate(plan.reads_input) if flag]

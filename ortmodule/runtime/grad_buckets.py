@@ -19,10 +19,11 @@ import torch
 from torch import distributed
 
 from ortmodule.core.torch_private import keeps_graph
-from ortmodule.engine import session
+from ortmodule.engine import memory_goal
 from ortmodule.engine.session import ENGINE_ERRORS, Backward
-from ortmodule.runtime import capture_budget, segments
+from ortmodule.runtime import capture_budget
 from ortmodule.runtime.autograd_bridge import Pending
+from ortmodule.runtime.executable import Executables
 from ortmodule.runtime.segments import Segment
 
 #: Steps from one look for hooks to the next, after the first few.
@@ -48,16 +49,20 @@ class EarlyUse:
         """``leaves``: places among ``tensors``, of those that need a gradient."""
         self._steps, self._hooked, self._largest = 0, False, -1
         #: Does it matter who has the memory of gradients?
-        self.large = sum(tensors[i].nbytes for i in leaves) > min(segments.BYTES, session.JOINT_FROM)
+        self.large = sum(tensors[i].nbytes for i in leaves) > min(memory_goal.SEGMENT_BYTES, memory_goal.JOINT_FROM)
         #: May the next step have its gradients in its arena? Not where there was a use for them lately: of micro-
         #: batches only the first finds none, and another kind of arena would cost all its pages.
         self.joint, self._recent = False, 0
+        #: What has other plans for steps that add to gradients, if it matters.
+        self.plans: Executables | None = None
 
     def finds(self, leaves: Sequence[torch.Tensor]) -> bool:
         """``leaves``: the same ones in each step."""
         found = self._finds(leaves)
         self._recent = LOOKS if found else max(0, self._recent - 1)
         self.joint = self._recent == 0
+        if self.plans is not None and self.plans.adds is self.joint:
+            self.plans.turn()
         return found
 
     def _finds(self, leaves: Sequence[torch.Tensor]) -> bool:

@@ -24,7 +24,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ortmodule.core import torch_private
 from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.engine.digests import Digests
-from ortmodule.engine.session import Session, Spec, copied, gpu_of, is_captured
+from ortmodule.engine.memory_goal import Spec
+from ortmodule.engine.session import Session, copied, gpu_of, is_captured
 from ortmodule.runtime.lm_head import Head, find_head, without_head, without_outputs
 
 #: Calls whose logits were not read, before they are deferred.

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortmodule import _core
-from ortmodule.engine.session import bytes_of
-
-#: Bytes of gradients that are handed over at one time, as in a bucket of DistributedDataParallel's.
-BYTES = 25 << 20
-#: Segments of one backward, by bytes.
-MOST = 32
+from ortmodule.engine.memory_goal import bytes_of, segment_bytes
 
 
 @dataclass
@@ -36,7 +31,7 @@ def segments_of(plan: _core.Plan, leaves: Sequence[int], each: bool) -> list[Seg
     another that is completed later."""
     specs = plan.input_grads
     sizes: dict[int, int] = {i: bytes_of(spec) for i in leaves if (spec := specs[i]) is not None}
-    size = 1 if each else max(BYTES, sum(sizes.values()) // MOST)
+    size = 1 if each else segment_bytes(sum(sizes.values()))
     if sum(sizes.values()) <= size:
         return []
     lives = plan.gradient_lives

@@ -262,7 +262,7 @@ def test_segments_have_their_own_graphs(driver, monkeypatch):  # noqa: F811
     """Gradients that are handed over while backward goes on, to hooks that make an optimizer's step of each: the same
     bits as in one piece, kernel by kernel or as a graph a segment."""
     monkeypatch.setattr("ortmodule.engine.session._empty", Cached().empty)
-    monkeypatch.setattr("ortmodule.runtime.segments.BYTES", 4000)
+    monkeypatch.setattr("ortmodule.engine.memory_goal.SEGMENT_BYTES", 4000)
 
     def steps(graphs, hand_over):
         monkeypatch.setenv("ORTMODULE_ENABLE_CUDA_GRAPHS", graphs)

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from ortmodule import ORTModule, explain
-from ortmodule.runtime import segments
+from ortmodule.engine import memory_goal
 from tests.distributed.nets import batch, net, whole
 
 
@@ -60,7 +60,7 @@ def data_parallel(rank, folder):
 
 def overlap(rank, folder):
     """In a trace the first bucket is reduced before the last part of backward begins."""
-    before, segments.BYTES = segments.BYTES, 1000
+    before, memory_goal.SEGMENT_BYTES = memory_goal.SEGMENT_BYTES, 1000
     try:
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(12)))
@@ -72,7 +72,7 @@ def overlap(rank, folder):
         with profile(activities=[ProfilerActivity.CPU]) as found:
             loss.backward()
     finally:
-        segments.BYTES = before
+        memory_goal.SEGMENT_BYTES = before
     events = [(event.time_range.start, event.name) for event in found.events()]
     reductions = sorted(start for start, name in events if "allreduce" in name)
     parts = sorted(start for start, name in events if name == "LaterNodeBackward")

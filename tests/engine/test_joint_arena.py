@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ortmodule import Config, ORTModule, _core, explain, memory
-from ortmodule.engine import session
-from ortmodule.runtime import segments
+from ortmodule.engine import memory_goal
+from ortmodule.runtime.grad_buckets import LOOKS
 from tests.twins import rows
 
 MB, WIDTH, ROWS = 1 << 20, 512, 128
@@ -37,8 +37,8 @@ class Layers(nn.Module):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """A megabyte of gradients is large."""
-    monkeypatch.setattr(session, "JOINT_FROM", MB)
-    monkeypatch.setattr(segments, "BYTES", 2 * MB)
+    monkeypatch.setattr(memory_goal, "JOINT_FROM", MB)
+    monkeypatch.setattr(memory_goal, "SEGMENT_BYTES", 2 * MB)
     gc.collect()
 
 
@@ -46,9 +46,9 @@ def made(joint=True, monkeypatch=None, config=None, **kwargs):
     torch.manual_seed(0)
     model = ORTModule(Layers(**kwargs), config=config)
     if not joint:
-        monkeypatch.setattr(session, "JOINT_FROM", 0)
+        monkeypatch.setattr(memory_goal, "JOINT_FROM", 0)
         model(rows(ROWS, WIDTH))
-        monkeypatch.setattr(session, "JOINT_FROM", MB)
+        monkeypatch.setattr(memory_goal, "JOINT_FROM", MB)
     return model
 
 
@@ -71,9 +71,12 @@ def grads(model):
 
 def in_an_arena(model):
     """Do all gradients lie as the plan says?"""
-    plan, named = plan_of(model), [t for t in grads(model) if t is not None]
+    return lie_as_in(plan_of(model), model)
+
+
+def lie_as_in(plan, model):
     offsets = sorted(row[0] for row in plan.blocks(True) if row[4][0] == "gradient")
-    found = sorted(t.data_ptr() for t in named)
+    found = sorted(t.data_ptr() for t in grads(model) if t is not None)
     return [at - found[0] for at in found] == [at - offsets[0] for at in offsets]
 
 
@@ -439,3 +442,86 @@ def test_what_is_no_joint_arena():
         plan.forward(other[: plan.joint_bytes // 2], [None] * 14, [], [], 0, joint=True)
     with pytest.raises(TypeError):
         plan.empty_input_grads(torch.Tensor, 3)
+
+
+# --- budgets ----------------------------------------------------------------------------------------------------------
+
+
+MANY = 1024  # rows: activations are as much as gradients, for a budget to choose among
+
+
+def limited(budget):
+    torch.manual_seed(0)
+    return ORTModule(Layers(), config=Config(memory_budget=budget))
+
+
+def wide_step(model, seed=0):
+    return step(model, seed, rows(MANY, WIDTH, seed=seed))
+
+
+def test_every_price_can_be_had():
+    prices = memory.pareto(Layers(), (rows(MANY, WIDTH),))
+    assert len(prices) >= 4
+    torch.manual_seed(0)
+    stored = ORTModule(Layers())
+    wide_step(stored)
+    for price in prices:
+        model = limited(price.peak)
+        wide_step(model)
+        assert memory.predict(model, rows(MANY, WIDTH)).total <= price.peak
+        assert in_an_arena(model)
+        assert_same(grads(stored), grads(model))
+
+
+def test_a_choice_counts_gradients_where_they_are():
+    """What is kept until gradients have taken its place costs nothing: a choice that does not see them goes on."""
+    prices = memory.pareto(Layers(), (rows(MANY, WIDTH),))
+    apart = memory.pareto(ORTModule(Layers(), config=Config(enable_mem_efficient_grad_mgmt="1")), (rows(MANY, WIDTH),))
+    assert prices[-1].peak < apart[-1].peak
+    within = [price for price in prices if price.peak <= apart[-1].peak]
+    assert within and within[0].extra_work < apart[-1].extra_work
+
+
+def room_for_adding(model):
+    """Bytes beside a run's arena of a step that adds to gradients, at most."""
+    counts = [p.nbytes for p in model.parameters()]
+    on_their_way = min(sum(counts), memory_goal.segment_bytes(sum(counts)) + max(counts))
+    return 2 * sum(counts) + on_their_way + MANY * WIDTH * 4
+
+
+def test_steps_that_add_have_plans_within_the_budget():
+    torch.manual_seed(0)
+    stored = ORTModule(Layers())
+    wide_step(stored)
+    room = room_for_adding(stored)
+    budget = room + plan_of(stored).arena_bytes * 3 // 4
+    model = limited(budget)
+    for seed in (0, 1, 2):
+        wide_step(model, seed)
+        if seed:
+            wide_step(stored, seed)
+    assert_same(grads(stored), grads(model))
+    plans = [p for p in model._ortmodule.latest.session.plans.values() if p.differentiates]
+    making, adding = sorted(plans, key=lambda plan: -plan.joint_bytes)
+    assert making.joint_bytes and not adding.joint_bytes
+    assert room + adding.arena_bytes <= budget and adding.recomputed[0]
+    for later in range(LOOKS + 1):  # then the first plan has a use again
+        model.zero_grad()
+        wide_step(model, later)
+    assert lie_as_in(making, model)
+    assert len(model._ortmodule.latest.session.plans) == len(plans)
+
+
+def test_a_budget_that_is_too_small_for_adding_says_so():
+    torch.manual_seed(0)
+    module = Layers()
+    prices = memory.pareto(module, (rows(MANY, WIDTH),))
+    model = limited(prices[-1].peak)
+    wide_step(model)
+    before = [g.clone() for g in grads(model)]
+    with pytest.raises(MemoryError, match="memory budget"):
+        wide_step(model, 1)
+    assert_same(before, grads(model))
+    model.zero_grad()
+    with torch.no_grad():
+        model(rows(MANY, WIDTH))

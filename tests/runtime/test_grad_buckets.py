@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ortmodule import ORTModule, _core, explain
-from ortmodule.runtime import grad_buckets, segments
+from ortmodule.engine import memory_goal
+from ortmodule.runtime import grad_buckets
 from tests.twins import rows
 
 WIDTH, DEPTH = 16, 6
@@ -19,7 +20,7 @@ WIDTH, DEPTH = 16, 6
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """A layer's gradients are enough for a segment."""
-    monkeypatch.setattr(segments, "BYTES", 1000)
+    monkeypatch.setattr(memory_goal, "SEGMENT_BYTES", 1000)
 
 
 class Stack(nn.Module):

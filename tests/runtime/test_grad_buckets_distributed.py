@@ -8,14 +8,15 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from ortmodule import ORTModule, explain
-from ortmodule.runtime import grad_buckets, segments
+from ortmodule.engine import memory_goal
+from ortmodule.runtime import grad_buckets
 
 rank, file = int(sys.argv[1]), sys.argv[2]
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2,
                         timeout=datetime.timedelta(seconds=60))
-segments.BYTES = 1000
+memory_goal.SEGMENT_BYTES = 1000
 
 class Net(nn.Module):
     def __init__(self, kind):

@@ -9,7 +9,7 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from ortmodule.core.logger import warn_once
-from ortmodule.runtime import segments
+from ortmodule.engine import memory_goal
 from ortmodule.runtime.result_hooks import dependents_of
 from tests.twins import rows
 
@@ -32,7 +32,7 @@ class Model(nn.Module):
 @pytest.fixture(params=["0", "1"], ids=["one node", "a chain"])
 def module(request, monkeypatch):
     monkeypatch.setenv("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", request.param)
-    monkeypatch.setattr(segments, "BYTES", 100)
+    monkeypatch.setattr(memory_goal, "SEGMENT_BYTES", 100)
     warn_once.cache_clear()
     return ORTModule(Model())
 

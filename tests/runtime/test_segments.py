@@ -5,6 +5,7 @@ import weakref
 import torch
 
 from ortmodule import explain
+from ortmodule.engine import memory_goal
 from ortmodule.runtime import grad_buckets, segments
 from tests.runtime.test_grad_buckets import (
     DEPTH,
@@ -65,7 +66,7 @@ def test_where_gradients_are_added_to_earlier_ones(monkeypatch):
 
 
 def test_few_gradients_are_one_segment(monkeypatch):
-    monkeypatch.setattr(segments, "BYTES", 25 << 20)
+    monkeypatch.setattr(memory_goal, "SEGMENT_BYTES", 25 << 20)
     ours = wrapped(stack(), monkeypatch)
     ours.added.register_hook(lambda grad: None)
     assert name_of(ours(rows(5, WIDTH))[0]) == "BridgeBackward"
@@ -84,8 +85,8 @@ def test_segments_are_about_equal_and_cover_backward(monkeypatch):
     assert sorted(k for part in parts for k in part.leaves) == list(range(len(graph.leaves)))
     tensors = [rows(5, WIDTH) if isinstance(feed, int) else feed.get() for feed in graph.feeds]
     sizes = [sum(4 * tensors[graph.leaves[k]].numel() for k in p.leaves) for p in parts]
-    assert max(sizes) < 3 * segments.BYTES and min(sizes[:-1]) >= segments.BYTES
-    monkeypatch.setattr(segments, "MOST", 2)
+    assert max(sizes) < 3 * memory_goal.SEGMENT_BYTES and min(sizes[:-1]) >= memory_goal.SEGMENT_BYTES
+    monkeypatch.setattr(memory_goal, "MOST_SEGMENTS", 2)
     assert 2 <= len(segments.segments_of(plan, graph.leaves, each=False)) <= 3
     assert len(segments.segments_of(plan, graph.leaves, each=True)) > len(parts)
 
