@@ -31,8 +31,8 @@ def _behind(value: Any) -> Any:
 
 
 def _is_given_something(value: Any) -> bool:
-    """Is it a cache that may get sizes? One of a function without parameters (is this library installed?) gets none, and
-    libraries import such ones into hundreds of modules."""
+    """Is it a cache that may get sizes? One of a function without parameters (is this library installed?) gets none,
+    and libraries import such ones into hundreds of modules."""
     cache = _behind(value)
     if not isinstance(cache, _Cache):
         return False
