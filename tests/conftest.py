@@ -63,7 +63,10 @@ def loggers_as_before():
     before, all_ranks = [(each.level, list(each.handlers)) for each in known], logger._RANKS.all_ranks
     yield
     for each, (level, handlers) in zip(known, before, strict=True):
-        each.setLevel(level)
+        if (
+            each.level != level
+        ):  # what a level was found to be is forgotten for all loggers, of which there are thousands
+            each.setLevel(level)
         each.handlers[:] = handlers
     logger._RANKS.all_ranks = all_ranks
 

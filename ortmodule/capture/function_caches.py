@@ -8,6 +8,7 @@ to the function behind the cache, where a module or a class of it holds the cach
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.torch_private import get_tracing_state
 
 _Cache = functools._lru_cache_wrapper
+_VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _PLAIN = {"torch", "ortmodule", *sys.stdlib_module_names}  # packages whose caches get no sizes
 #: Modules that were looked at, by name, and what stands in place of the caches that were found, with what they hold.
 _known: dict[str, tuple[Any, list[tuple[Any, Replacement]]]] = {}
@@ -28,13 +30,23 @@ def _behind(value: Any) -> Any:
     return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
 
 
+def _is_given_something(value: Any) -> bool:
+    """Is it a cache that may get sizes? One of a function without parameters (is this library installed?) gets none,
+    and libraries import such ones into hundreds of modules."""
+    cache = _behind(value)
+    if not isinstance(cache, _Cache):
+        return False
+    code = getattr(cache.__wrapped__, "__code__", None)
+    return code is None or bool(code.co_argcount or code.co_kwonlyargcount or code.co_flags & _VARIADIC)
+
+
 def _caches_of(module: Any) -> list[tuple[Any, Replacement]]:
     found, name_of_module = [], module.__name__
     for name, value in list(vars(module).items()):
-        if isinstance(value, _Cache):
+        if isinstance(value, _Cache) and _is_given_something(value):
             found.append((value, _replacement(module, name, value)))
         elif isinstance(value, type) and value.__module__ == name_of_module:
-            held = [(key, each) for key, each in vars(value).items() if isinstance(_behind(each), _Cache)]
+            held = [(key, each) for key, each in vars(value).items() if _is_given_something(each)]
             found += [(each, _replacement(value, key, each)) for key, each in held]
     return found
 

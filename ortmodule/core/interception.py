@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,11 +85,24 @@ def _leave(replacement: Replacement) -> None:
 @contextmanager
 def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
     """Inside, these are in place; the last goes first. Where one cannot be made, those before it are undone."""
-    with ExitStack() as made:
+    made: list[Replacement] = []
+    try:
         for replacement in replacements:
-            made.callback(_leave, replacement)
+            made.append(replacement)
             _enter(replacement)
         yield
+    finally:
+        _leave_all(made)
+
+
+def _leave_all(made: list[Replacement]) -> None:
+    """The last goes first; an error or an interrupt in between keeps none of them in place."""
+    try:
+        while made:
+            _leave(made.pop())
+    finally:
+        if made:
+            _leave_all(made)
 
 
 @contextmanager

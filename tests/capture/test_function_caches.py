@@ -10,6 +10,7 @@ from einops.layers.torch import Rearrange
 from torch import nn
 
 from ortmodule import ORTModule, explain
+from ortmodule.capture import function_caches
 
 
 @functools.cache
@@ -110,3 +111,22 @@ def test_other_arguments_are_cached_in_a_trace():
     module = ORTModule(Module(lambda x: x * Sizes.slow(3)))
     module(torch.randn(2, 6, 8))
     assert calls == [3]
+
+
+def test_a_cache_without_parameters_stays_in_place(monkeypatch):
+    """It gets no sizes; libraries import such ones by name into hundreds of modules."""
+
+    @functools.lru_cache
+    def installed():
+        return True
+
+    @functools.lru_cache
+    def of_sizes(*sizes):
+        return sizes
+
+    monkeypatch.setattr(function_caches, "_known", {})
+    for cache in installed, of_sizes:
+        monkeypatch.setattr(Sizes, cache.__wrapped__.__name__, staticmethod(cache), raising=False)
+    with function_caches.left_out():
+        assert Sizes.installed is installed and Sizes.of_sizes is not of_sizes
+    assert Sizes.of_sizes is of_sizes

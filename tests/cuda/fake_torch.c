@@ -263,19 +263,24 @@ static const char *take_bias(work *w, tensor **bias) {
     return NULL;
 }
 
+static work efficient_work(const tensor *q, const tensor *k, const tensor *v, double dropout, int64_t mask,
+                           double scale, uint64_t *drawn) {
+    return (work){.kernel = EFFICIENT,
+                  .q = *q,
+                  .k = *k,
+                  .v = *v,
+                  .causal = mask == 1,
+                  .scale = scale,
+                  .dropout = dropout,
+                  .drawn = drawn};
+}
+
 int aoti_torch_cuda__efficient_attention_forward(tensor *q, tensor *k, tensor *v, tensor **bias, tensor **starts_q,
                                                  tensor **starts_k, int64_t *longest_q, int64_t *longest_k,
                                                  double dropout, int64_t mask, int32_t with_lse, double *scale,
                                                  tensor **used, int64_t *window, tensor **y, tensor **lse,
                                                  tensor **seed, tensor **offset, int64_t *out_q, int64_t *out_k) {
-    work w = {.kernel = EFFICIENT,
-              .q = *q,
-              .k = *k,
-              .v = *v,
-              .causal = mask == 1,
-              .scale = *scale,
-              .dropout = dropout,
-              .drawn = generator};
+    work w = efficient_work(q, k, v, dropout, mask, *scale, generator);
     const char *what = take_bias(&w, bias);
 
     if (what) return complain(what);
@@ -312,14 +317,7 @@ int aoti_torch_cuda__efficient_attention_backward(tensor *dy, tensor *q, tensor 
                                                   int64_t *splits, int64_t *window, int32_t shared, tensor **dq,
                                                   tensor **dk, tensor **dv, tensor **dbias) {
     uint64_t drawn[2];
-    work w = {.kernel = EFFICIENT,
-              .q = *q,
-              .k = *k,
-              .v = *v,
-              .causal = mask == 1,
-              .scale = *scale,
-              .dropout = dropout,
-              .drawn = drawn};
+    work w = efficient_work(q, k, v, dropout, mask, *scale, drawn);
     const char *what = take_bias(&w, bias);
 
     if (!what && dropout > 0) what = take_numbers(seed, offset, drawn);

@@ -9,7 +9,7 @@ import torch
 
 from ortmodule import _core
 from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
-from tests.cuda.test_torch_attention import ALL, BF16, EFFICIENT, F16, TOLERANCE, failures, fake  # noqa: F401
+from tests.cuda.test_torch_attention import ALL, BF16, EFFICIENT, F16, TOLERANCE, failures, fake, found_twice  # noqa: F401
 from tests.passes.session import Function, export
 from tests.selection import each
 
@@ -114,12 +114,8 @@ def check(case, tensors, dy, found):
 @each("dtype", [BF16, F16, torch.float32], [BF16, torch.float32], pytest.mark.emulated_full, ids=str)
 def test_beside_float64(driver, fake, case, dtype):  # noqa: F811
     made, tensors, dy = made_of(case, dtype)
-    before, first = fake.fake_attentions_by(EFFICIENT), step(made, tensors, dy)
-    held, found = driver.fake_held(), step(made, tensors, dy)
-    assert fake.fake_attentions_by(EFFICIENT) == before + (8 if case == "two layers" else 4)
-    assert driver.fake_held() == held
-    assert all(torch.equal(a, b) for a, b in zip(first, found, strict=True))
-    check(case, tensors, dy, found)
+    launches = 8 if case == "two layers" else 4
+    check(case, tensors, dy, found_twice(driver, fake, EFFICIENT, launches, lambda: step(made, tensors, dy)))
 
 
 def test_all_layers_have_one(driver, fake):  # noqa: F811
