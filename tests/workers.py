@@ -21,6 +21,7 @@ def texts_of_ranks(start, folder, *arguments, seconds=SECONDS):
     """The same of a script or a module; ``start``: how Python is told which."""
     places = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
+    (folder / "store").unlink(missing_ok=True)  # where those of another attempt have met
     workers = [
         subprocess.Popen([sys.executable, *start, str(rank), str(folder / "store"), *arguments], env=environment,
                          text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -15,6 +15,9 @@ CASES = [
     ("shard", "shard_cases:gpt2"),
     ("pair", "wrapper_cases:data_parallel"), ("pair", "wrapper_cases:overlap"), ("pair", "wrapper_cases:layers_first"),
     ("pair", "pipeline_cases:schedules"), ("pair", "tensor_cases:columns_and_rows"),
+    ("pair", "collective_cases:inside"), ("pair", "collective_cases:one_captures_alone"),
+    ("pair", "collective_cases:one_in_pytorch"), ("shard", "collective_cases:left_to_pytorch"),
+    ("shard", "collective_cases:context_parallel"),
     ("shard", "tensor_cases:sequence"), ("shard", "tensor_cases:two_dimensions"),
 ]  # fmt: skip
 SHORT = [case for case in CASES if case[0] == "pair"]
@@ -24,7 +27,7 @@ SHORT = [case for case in CASES if case[0] == "pair"]
 def found_by_two(folder, names):
     """What each of these cases returned in both processes; what they printed."""
     texts = texts_of_ranks(["-m", "tests.distributed.worker"], folder, str(folder), *names, seconds=300)
-    return [dict(json.loads(line) for line in text.splitlines() if line.startswith("[")) for text in texts], texts
+    return [dict(json.loads(line) for line in text.splitlines() if line.startswith('["')) for text in texts], texts
 
 
 @pytest.fixture(scope="module")
