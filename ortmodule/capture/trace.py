@@ -55,7 +55,7 @@ from ortmodule.guards.inventory import Slot, path_of
 from ortmodule.guards.isolation import Contents, containers, contents
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host import autograd_functions
-from ortmodule.host.collectives import Collectives
+from ortmodule.host.collectives import WAIT, Collectives, wait_late
 from ortmodule.host.collectives import recording as recording_collectives
 from ortmodule.host.host_node import Node, leaves_of
 from ortmodule.host.opaque_regions import CALL, Opaque, Regions, eagerly
@@ -231,6 +231,8 @@ def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
     jit_pass_inline(graph)
     jit_pass_lower_all_tuples(graph)
     jit_pass_dce(graph)
+    waits = {i for i, node in enumerate(flat.regions.nodes) if (node.kind, node.name) == ("collective", WAIT)}
+    wait_late(graph, CALL, waits)
     try:
         check_written(graph)
         without_view_writes(graph)

@@ -16,6 +16,7 @@ CASES = [
     ("pair", "wrapper_cases:data_parallel"), ("pair", "wrapper_cases:overlap"), ("pair", "wrapper_cases:layers_first"),
     ("pair", "pipeline_cases:schedules"), ("pair", "tensor_cases:columns_and_rows"),
     ("pair", "collective_cases:inside"), ("pair", "collective_cases:one_captures_alone"),
+    ("pair", "collective_cases:overlap"),
     ("pair", "collective_cases:one_in_pytorch"), ("shard", "collective_cases:left_to_pytorch"),
     ("shard", "collective_cases:context_parallel"),
     ("shard", "tensor_cases:sequence"), ("shard", "tensor_cases:two_dimensions"),
