@@ -61,7 +61,7 @@ def data_parallel(rank, folder):
 
 
 def without_communication(rank, folder):
-    """Backward of `no_sync` adds up gradients, and the next one reduces their sum: as many collectives as in PyTorch."""
+    """Backward in `no_sync` adds up gradients, and the next one reduces their sum, as without ORTModule."""
     group, found, counts = distributed.group.WORLD, [], []
     for wrap in (False, True):
         model = DistributedDataParallel(ORTModule(_mlp()) if wrap else _mlp(), broadcast_buffers=False)
