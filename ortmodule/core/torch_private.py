@@ -230,6 +230,25 @@ _fake_work = _private(
 )
 
 
+_operators = tuple(
+    _private(f"torch._ops.{name}", "an operator that is called by its name")
+    for name in ("OpOverload", "OpOverloadPacket")
+)
+
+
+def operator_name(function: Any) -> str:
+    """Of an operator of `torch.ops` with its namespace, as "aten::add"; "": it is another function."""
+    if not isinstance(function, _operators):
+        return ""
+    name: str = getattr(function, "_qualified_op_name", "") or function.name()
+    return name.partition(".")[0]
+
+
+def wait_tensor(tensor: Any) -> Any:
+    """``tensor``, which a functional collective returned, when it is there."""
+    return torch.ops._c10d_functional.wait_tensor(tensor)
+
+
 def finished_work() -> Any:
     """What an operator of `torch.distributed` returns for a collective that is over."""
     return _fake_work().boxed()

@@ -19,7 +19,7 @@ import torch
 
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.interception import Replacement, replaced
-from ortmodule.core.torch_private import TracedGraph, get_tracing_state, tree_map_only
+from ortmodule.core.torch_private import TracedGraph, get_tracing_state, operator_name, tree_map_only, wait_tensor
 
 _NAMESPACE = "_c10d_functional::"
 #: What only waits for the result of another one, which a node has done already.
@@ -55,12 +55,7 @@ Node = Callable[[str, str, Callable, tuple, dict], Any]
 
 def functional(function: Any) -> str:
     """The name of a functional collective; "": the function is another one."""
-    if isinstance(function, torch._ops.OpOverload):
-        name = function._schema.name
-    elif isinstance(function, torch._ops.OpOverloadPacket):
-        name = function._qualified_op_name
-    else:
-        return ""
+    name = operator_name(function)
     return name.removeprefix(_NAMESPACE) if name.startswith(_NAMESPACE) else ""
 
 
@@ -75,8 +70,7 @@ def call_functional(node: Node, name: str, function: Callable, args: tuple, kwar
     def begin(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
         result = function(*args, **kwargs)
         results = list(result) if isinstance(result, (tuple, list)) else [result]
-        wait = torch.ops._c10d_functional.wait_tensor
-        return _begun(lambda: [wait(t.detach()) for t in results], results)
+        return _begun(lambda: [wait_tensor(t.detach()) for t in results], results)
 
     results = node("collective", WAIT, _wait, tuple(node("collective", name, begin, args, kwargs)), {})
     return list(results) if name.endswith("_coalesced") else results[0]
