@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -136,11 +137,25 @@ class ORTModule(nn.Module):
         raise RuntimeError("ORTModule does not work inside nn.DataParallel: use DistributedDataParallel")
 
 
+def _wrapper(model: Any) -> str:
+    """The name of what trains a module on several processes, if ``model`` is that and not the module."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return "DistributedDataParallel"
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # each takes long to import
+    if fsdp is not None and isinstance(model, fsdp.FullyShardedDataParallel):
+        return "FullyShardedDataParallel"
+    deepspeed: Any = sys.modules.get("deepspeed")
+    engine = getattr(deepspeed, "DeepSpeedEngine", None)
+    return "deepspeed.initialize" if engine is not None and isinstance(model, engine) else ""
+
+
 def _wrap(model: nn.Module, debug_options: DebugOptions | None = None, config: Config | None = None) -> Any:
     if isinstance(model, ORTModule):
         raise TypeError("the module is an ORTModule already")
     if isinstance(model, nn.DataParallel):
         raise TypeError("nn.DataParallel is not supported: wrap the module itself and use DistributedDataParallel")
+    if name := _wrapper(model):
+        raise TypeError(f"ORTModule comes before {name}: wrap the module itself, {name}(ORTModule(module), ...)")
     if not isinstance(model, nn.Module):
         raise TypeError(f"ORTModule wraps a torch.nn.Module, not {_described(model)}")
     dispatcher = Dispatcher(model, debug_options, config, _ATTACHMENTS)

@@ -238,6 +238,17 @@ def test_refused(make, words):
         ORTModule(make())
 
 
+def test_the_other_order(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        outside = nn.parallel.DistributedDataParallel(Scaled())
+        with pytest.raises(TypeError, match=r"before DistributedDataParallel.*DistributedDataParallel\(ORTModule\("):
+            ORTModule(outside)
+        del outside
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_refused_options():
     with pytest.raises(TypeError, match="DebugOptions"):
         ORTModule(Scaled(), 3)

@@ -29,6 +29,7 @@ from ortmodule.core.tensor_copies import with_attributes
 from ortmodule.core.tolerance import TOLERANCE, is_rounding, rounded
 from ortmodule.core.torch_private import TorchDispatchMode, unvalidated
 from ortmodule.engine.session import Session
+from ortmodule.guards.collectives import alone
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.opaque_regions import changed_by_breaks
@@ -45,6 +46,11 @@ def difference(capture: Capture, forward: Callable, arguments: pytree.Structure,
     matrix, would hide what is computed before them: they have other values here, the same on both sides. Not so where
     values decide what forward does.
     """
+    with alone():
+        return _difference_alone(capture, forward, arguments, tree)
+
+
+def _difference_alone(capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree) -> str:
     if not capture.trace.nodes and not capture.trace.data_reads and (filled := _nonzero_parameters(tree)):
         with contextlib.suppress(_Elsewhere):
             return _difference(capture, forward, arguments, tree, filled)

@@ -55,6 +55,8 @@ from ortmodule.guards.inventory import Slot, path_of
 from ortmodule.guards.isolation import Contents, containers, contents
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host import autograd_functions
+from ortmodule.host.collectives import WAIT, Collectives, wait_late
+from ortmodule.host.collectives import recording as recording_collectives
 from ortmodule.host.host_node import Node, leaves_of
 from ortmodule.host.opaque_regions import CALL, Opaque, Regions, eagerly
 from ortmodule.host.opaque_regions import recording as recording_regions
@@ -167,7 +169,8 @@ def _record(
             tree.counted(high) as flat.counters, tree.isolated() as flat.copies, tree.unhooked(),
             no_collections(), scalar_guards.recording() as flat.recorder, flat.mode, function_caches.left_out(),
             export.tracing(flat),
-            recording_regions(flat.regions), saved_tensors_hooks(saved.pack, saved.unpack),
+            recording_regions(flat.regions), recording_collectives(flat.collectives),
+            saved_tensors_hooks(saved.pack, saved.unpack),
         ):  # fmt: skip
             try:
                 chance.seed(high)
@@ -175,6 +178,7 @@ def _record(
                 numbers.begin()
                 graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
                 flat.mode.check()
+                flat.collectives.check()
             except Unflattenable as error:
                 failure = NotTraceable(f"forward returns {error}")
             except Exception as error:
@@ -227,6 +231,8 @@ def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
     jit_pass_inline(graph)
     jit_pass_lower_all_tuples(graph)
     jit_pass_dce(graph)
+    waits = {i for i, node in enumerate(flat.regions.nodes) if (node.kind, node.name) == ("collective", WAIT)}
+    wait_late(graph, CALL, waits)
     try:
         check_written(graph)
         without_view_writes(graph)
@@ -280,7 +286,8 @@ class _Flat(nn.Module):
         self.leaves: dict[int, Source] = {}  # of the inputs' gradients
         regions.begins = regions.traced = self.look
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
-        self.recorder, self.mode = scalar_guards.Recorder(), TraceMode(regions.draw)
+        self.recorder, self.mode = scalar_guards.Recorder(), TraceMode(regions.draw, regions.node)
+        self.collectives = Collectives(regions.node, self.mode.write)
 
     def state_dict(  # type: ignore[override]  # torch has overloads
         self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
@@ -357,7 +364,7 @@ class _Flat(nn.Module):
 
     def _drawn(self, function: Callable, args: tuple, kwargs: dict[str, Any], between: Any) -> Any:
         """What Python or NumPy draw in every run; a number lies ``between`` these, if that is known."""
-        return drawn_values.draw(self.regions.drawn, function, args, kwargs, between)
+        return drawn_values.draw(functools.partial(self.regions.node, "draw"), function, args, kwargs, between)
 
     def _put_resized(self, tensors: Sequence[torch.Tensor]) -> None:
         """The last of ``tensors`` are the module's, in their places."""

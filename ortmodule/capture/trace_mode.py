@@ -26,6 +26,7 @@ from ortmodule.core.torch_private import (
     set_value_trace,
     untraced,
 )
+from ortmodule.host import collectives
 
 
 class Saved:
@@ -65,10 +66,10 @@ class TraceMode(TorchFunctionMode):
     list, an object, a global.
     """
 
-    def __init__(self, draw: Callable[[Any, tuple, dict[str, Any]], Any]) -> None:
-        """``draw``: makes a node of a call that draws from a torch.Generator."""
+    def __init__(self, draw: Callable[[Any, tuple, dict[str, Any]], Any], node: collectives.Node) -> None:
+        """``draw``: makes a node of a call that draws from a torch.Generator. ``node``: one of any function."""
         super().__init__()
-        self.draw = draw
+        self.draw, self.node = draw, node
         self.differentiates = torch.is_grad_enabled()
         self.outside: dict[int, torch.Tensor] = {}
         self._before: dict[int, Elements] = {}  # of those
@@ -184,6 +185,10 @@ class TraceMode(TorchFunctionMode):
         filled = args[0] if function.__name__.endswith("_") else None
         return drawn if filled is None else self._call(torch.Tensor.copy_, (filled, drawn), {})
 
+    def write(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """Puts what a node returns into a tensor of forward's."""
+        self._call(torch.Tensor.copy_, (target, value), {})
+
     def _move(self, tensor: torch.Tensor, value: Any) -> None:
         """`tensor.data = value`: the same object has other memory from then on."""
         where = f"{scalar_guards.user_line()} puts other data into a tensor (x.data = ...)"
@@ -248,6 +253,8 @@ class TraceMode(TorchFunctionMode):
         if symbolic_numbers.is_among(args) or (kwargs and symbolic_numbers.is_among((*kwargs.values(),))):
             return symbolic_numbers.call(function, args, kwargs or {}, self._call)
         kwargs = kwargs or {}
+        if collective := collectives.functional(function):
+            return collectives.call_functional(self.node, collective, function, args, kwargs)
         if function in symbolic_numbers.NARROWING:
             bounds = symbolic_numbers.narrowing(args, kwargs)
             if bounds is not None and scalar_guards.decided_by_data(bounds[2:]):

@@ -47,7 +47,7 @@ from ortmodule.core.pytree_tokens import (
     TWIN,
     WHOLE,
 )
-from ortmodule.core.torch_private import registered_nodes
+from ortmodule.core.torch_private import of_process_groups, registered_nodes
 
 MOST_DEPTH = 64  # of nested containers
 
@@ -523,6 +523,7 @@ CONSTANTS = (
     torch.layout,
     torch.memory_format,
     numpy.generic,
+    *of_process_groups,
 )
 _KINDS: dict[type, Any] = {
     float: leaves.FloatLeaf,

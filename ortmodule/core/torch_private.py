@@ -225,6 +225,40 @@ _queue_callback = _private(
     "torch.autograd.Variable._execution_engine.queue_callback", "how long backward takes where PyTorch runs it",
     "it counts as nothing, and graphs wait longer for their capture",
 )  # fmt: skip
+_fake_work = _private(
+    "torch._C._distributed_c10d.FakeWork", "what a collective gives to wait for while a graph is captured", UNNEEDED
+)
+
+
+_operators = tuple(
+    _private(f"torch._ops.{name}", "an operator that is called by its name")
+    for name in ("OpOverload", "OpOverloadPacket")
+)
+
+
+def operator_name(function: Any) -> str:
+    """Of an operator of `torch.ops` with its namespace, as "aten::add"; "": it is another function."""
+    if not isinstance(function, _operators):
+        return ""
+    name: str = getattr(function, "_qualified_op_name", "") or function.name()
+    return name.partition(".")[0]
+
+
+def wait_tensor(tensor: Any) -> Any:
+    """``tensor``, which a functional collective returned, when it is there."""
+    return torch.ops._c10d_functional.wait_tensor(tensor)
+
+
+def finished_work() -> Any:
+    """What an operator of `torch.distributed` returns for a collective that is over."""
+    return _fake_work().boxed()
+
+
+#: The types of process groups, and of what reduces: each is what it was when it was made.
+of_process_groups: tuple[type, ...] = ()
+if torch.distributed.is_available():
+    _reduce = torch.distributed.ReduceOp
+    of_process_groups = (torch.distributed.ProcessGroup, _reduce, type(_reduce.SUM))
 _raw_stream = _private(
     "torch._C._cuda_getCurrentRawStream", "torch's stream on a GPU",
     "a slower call of torch's is used" if torch.version.cuda else UNNEEDED,

@@ -16,14 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortmodule.core.errors import NotTraceable
 from ortmodule.core.snapshot import Items, Snapshot
-from ortmodule.core.torch_private import TorchDispatchMode, sharding_types, tree_map_only
+from ortmodule.core.torch_private import sharding_types, tree_map_only
+from ortmodule.guards.collectives import OfThisRank, values
 
 #: How the attributes begin in which `fully_shard` keeps what it knows of a module: no part of its forward.
 SHARDING_STATE = "__composable_api"
-#: How many made-up values there are before they come again: no power of two, which would be a row.
-_PERIOD = 1021
 
 
 def is_sharded(cls: type) -> bool:
@@ -94,37 +92,15 @@ class _Alone:
     """Keeps a parallel module from communicating while it runs."""
 
     def __init__(self) -> None:
-        self._open: list[_OfThisRank] = []
+        self._open: list[OfThisRank] = []
 
     def begin(self, module: nn.Module, args: tuple) -> None:
-        self._open.append(_OfThisRank())
+        self._open.append(OfThisRank())
         self._open[-1].__enter__()
 
     def end(self, module: nn.Module, args: tuple, result: Any) -> None:
         if self._open:
             self._open.pop().__exit__(None, None, None)
-
-
-class _OfThisRank(TorchDispatchMode):
-    """Collectives return what they would if all ranks had what this one has."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would first import it, for a second
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if any(issubclass(cls, torch.Tensor) and hasattr(cls, "to_local") for cls in types):
-            return NotImplemented  # its collectives come here
-        if function.namespace not in ("_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor"):
-            return function(*args, **(kwargs or {}))
-        name = function.__name__.partition(".")[0]
-        if name in ("wait_tensor", "all_reduce", "broadcast", "_wrap_tensor_autograd"):
-            return args[0].clone()
-        if name == "all_gather_into_tensor":
-            return torch.cat([args[0]] * args[1])
-        if name == "reduce_scatter_tensor":
-            return args[0].narrow(0, 0, args[0].shape[0] // args[2]).clone()
-        raise NotTraceable(f"a capture cannot do without the collective {function}")
 
 
 class _StandIn:
@@ -170,25 +146,15 @@ def _whole(shard: Any, kind: torch.dtype, dimensions: int) -> torch.Tensor:
     others, which are of tensor parallelism, a part of the whole."""
     mesh, shape = shard.device_mesh, shard.shape
     if mesh.ndim <= dimensions:
-        return _values(shape, kind, shard.device)
+        return values(shape, kind, shard.device)
     names = tuple(mesh.mesh_dim_names[dimensions:])
     mesh, placements = mesh[names], shard.placements[dimensions:]
     sizes = list(shape)
     for i, placement in enumerate(placements):
         if placement.is_shard():
             sizes[placement.dim] //= mesh.size(i)
-    made = _values(torch.Size(sizes), kind, shard.device)
+    made = values(torch.Size(sizes), kind, shard.device)
     return type(shard).from_local(made, mesh, placements, run_check=False)
-
-
-def _values(shape: torch.Size, kind: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Values of a parameter's size: around 1 for one of rank 1, around 0 for a matrix, whose products stay small."""
-    if not kind.is_floating_point:
-        return torch.zeros(shape, dtype=kind, device=device)
-    parts = torch.arange(1, _PERIOD + 1, dtype=torch.float64, device=device).mul((5**0.5 - 1) / 2).fmod(1)
-    some = parts / 2 + 0.75 if len(shape) < 2 else (parts - 0.5) * (3.0 / max(1, shape[1:].numel()) ** 0.5)
-    count = shape.numel()
-    return some.to(kind).repeat(-(-count // _PERIOD))[:count].reshape(shape)
 
 
 def _cast(values: Any, kind: torch.dtype | None) -> Any:

@@ -37,6 +37,7 @@ from ortmodule.core.torch_private import (
     untraced,
 )
 from ortmodule.guards import hook_arguments
+from ortmodule.guards.collectives import alone
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_hooks import without
 from ortmodule.guards.module_tree import Tree
@@ -204,9 +205,9 @@ class Regions:
             raise NotTraceable(f"{name} draws from a torch.Generator with a gradient")
         return result
 
-    def drawn(self, name: str, function: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
-        """A tensor that ``function`` makes of what Python or NumPy draw."""
-        return self._call("draw", name, function, args, kwargs, [])
+    def node(self, kind: str, name: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        """A node of its own: what ``function`` makes of what Python or NumPy draw ("draw"), or a collective."""
+        return self._call(kind, name, function, args, kwargs, [])
 
     def _source(self, name: str, generator: torch.Generator) -> int | Slot:
         """Where a generator is found in each run: among the arguments, or in an attribute of a module."""
@@ -244,13 +245,13 @@ class Regions:
             _check_type(name, tensor)
         self.runs()
         own, inputs = self._own(operands, numbers) if kind == "function" else ({}, {})
-        with eagerly():
+        with eagerly(), alone():
             owner = None if node.owner is None else self.tree.modules[node.owner]
             around = None if owner is None else self.tree.caches.holders.snapshot([owner])
-            alone = kind in ("function", "draw")
-            before = None if alone else self.entered(name if kind == "module" else "")
+            by_itself = kind in ("function", "draw", "collective")
+            before = None if by_itself else self.entered(name if kind == "module" else "")
             outputs, mine, made = self._run_and_look(node, operands)
-            if not alone:
+            if not by_itself:
                 if name in self.opaque.wrapped:
                     node.makes = len(leaves_of(outputs))
                 elif owner is not None:

@@ -15,6 +15,7 @@ import onnx
 import torch
 
 from ortmodule.core.logger import warn_once
+from ortmodule.guards.code_reader import is_torchs
 
 #: Of an output: those that are computed from it. Both are places among the outputs.
 Dependents = dict[int, list[int]]
@@ -63,7 +64,8 @@ class WatchedResults:
             result = None if reference is None else reference()
             if type(result) is not torch.Tensor or there.isdisjoint(self._dependents[i]):
                 continue
-            if result.retains_grad or result._backward_hooks:
+            hooks = (result._backward_hooks or {}).values()  # FSDP2 waits for backward with its own
+            if result.retains_grad or not all(map(is_torchs, hooks)):
                 warn_once(
                     f"ORTModule: a hook or retain_grad() of a result of shape {list(result.shape)} does not see the "
                     "gradient that comes through another result, which forward computes from it: PyTorch adds that. "

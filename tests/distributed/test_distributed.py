@@ -1,4 +1,4 @@
-"""Two processes over gloo: what ORTModule trains is what PyTorch trains. One pair of processes runs many cases."""
+"""Processes over gloo: what ORTModule trains is what PyTorch trains. Two of them, or four, run many cases."""
 
 import functools
 import json
@@ -8,23 +8,28 @@ import pytest
 from tests.selection import each
 from tests.workers import ROOT, texts_of_ranks
 
-#: (pair of processes, case): each is a function of a file here.
+#: (which processes, case): each is a function of a file here.
 CASES = [
     ("pair", "shard_cases:usual"), ("shard", "shard_cases:half"), ("shard", "shard_cases:lengths_of_one_rank"),
     ("shard", "shard_cases:groups"), ("shard", "shard_cases:layers_alone"), ("shard", "shard_cases:wrapped_first"),
     ("shard", "shard_cases:gpt2"),
     ("pair", "wrapper_cases:data_parallel"), ("pair", "wrapper_cases:overlap"), ("pair", "wrapper_cases:layers_first"),
     ("pair", "pipeline_cases:schedules"), ("pair", "tensor_cases:columns_and_rows"),
+    ("pair", "collective_cases:inside"), ("pair", "collective_cases:one_captures_alone"),
+    ("pair", "collective_cases:overlap"),
+    ("pair", "collective_cases:one_in_pytorch"), ("shard", "collective_cases:left_to_pytorch"),
+    ("shard", "collective_cases:context_parallel"),
     ("shard", "tensor_cases:sequence"), ("shard", "tensor_cases:two_dimensions"),
+    ("four", "tensor_cases:two_dimensions"), ("pair", "wrapper_cases:without_communication"),
 ]  # fmt: skip
 SHORT = [case for case in CASES if case[0] == "pair"]
 
 
 @functools.cache
-def found_by_two(folder, names):
-    """What each of these cases returned in both processes; what they printed."""
-    texts = texts_of_ranks(["-m", "tests.distributed.worker"], folder, str(folder), *names, seconds=300)
-    return [dict(json.loads(line) for line in text.splitlines() if line.startswith("[")) for text in texts], texts
+def found_by(ranks, folder, names):
+    """What each of these cases returned in every process; what they printed."""
+    texts = texts_of_ranks(["-m", "tests.distributed.worker"], folder, str(folder), *names, seconds=300, ranks=ranks)
+    return [dict(json.loads(line) for line in text.splitlines() if line.startswith('["')) for text in texts], texts
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +54,6 @@ def cases_of(request):
 @each("pair, name", CASES, SHORT)
 def test_case(pair, name, folder, cases_of, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
-    found, texts = found_by_two(folder(pair), cases_of(pair))
+    found, texts = found_by(4 if pair == "four" else 2, folder(pair), cases_of(pair))
     for results, text in zip(found, texts, strict=True):
         assert results.get(name) == "same", results.get(name) or text[-3000:]

@@ -61,3 +61,19 @@ def test_twinbert(monkeypatch, capsys):
     for setting, ranks in found.items():
         assert len(ranks) == 2 and all(each["fallback"] is None for each in ranks), ranks
         assert f"| {setting} |" in text and all(0.6 < loss < 0.8 for each in ranks for loss in each["losses"])
+
+
+@pytest.mark.full
+def test_benchmark(monkeypatch, capsys):
+    """Both wrappers learn the same with the engine and without, which has all of the weights."""
+    from benchmarks import sharded
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    small = ["--width", "32", "--layers", "2", "--rows", "2", "--length", "12", "--steps", "2", "--warmup", "1"]
+    rows = sharded.main([*small, "--limit", str(LIMIT)])["rows"]
+    text = capsys.readouterr().out
+    for wrapper in sharded.WRAPPERS:
+        ours = rows[f"{wrapper} + ORTModule"]
+        assert ours["losses"] == pytest.approx(rows[wrapper]["losses"], rel=1e-4) and len(ours["losses"]) == 3
+        assert ours["engine"] >= 0.95 and f"| {wrapper} + ORTModule |" in text

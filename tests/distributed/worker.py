@@ -1,4 +1,4 @@
-"""One of two processes that run cases by name: python worker.py <rank> <file> <folder> <case> ...
+"""One of the processes that run cases by name: python worker.py <rank> <file> <folder> <case> ...
 
 Prints a line of JSON for each: its name, and what it returns or the error.
 """
@@ -15,13 +15,14 @@ import torch
 from torch import distributed
 
 RANK, FILE, FOLDER, CASES = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
+RANKS = int(os.environ["WORLD_SIZE"])
 
 
 def main():
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     limit = datetime.timedelta(seconds=60)
-    distributed.init_process_group("gloo", init_method=f"file://{FILE}", rank=RANK, world_size=2, timeout=limit)
+    distributed.init_process_group("gloo", init_method=f"file://{FILE}", rank=RANK, world_size=RANKS, timeout=limit)
     for name in CASES:
         module, _, function = name.partition(":")
         error = None

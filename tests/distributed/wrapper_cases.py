@@ -1,7 +1,9 @@
 """ORTModule first, then DistributedDataParallel or FSDP2 around it."""
 
+import contextlib
+
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -55,6 +57,26 @@ def data_parallel(rank, folder):
         tolerance = {"rtol": 1e-2, "atol": 1e-3} if name == "bf16" else {"rtol": 1e-4, "atol": 1e-5}
         torch.testing.assert_close(found[1], found[0], **tolerance)
         assert explain(inner).captured, explain(inner).fallback
+    return "same"
+
+
+def without_communication(rank, folder):
+    """Backward in `no_sync` adds up gradients, and the next one reduces their sum, as without ORTModule."""
+    group, found, counts = distributed.group.WORLD, [], []
+    for wrap in (False, True):
+        model = DistributedDataParallel(ORTModule(_mlp()) if wrap else _mlp(), broadcast_buffers=False)
+        for step in range(4):
+            with model.no_sync() if step % 2 == 0 else contextlib.nullcontext():
+                x = torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+                loss = model(x).pow(2).mean()
+                before = group._get_sequence_number_for_group()
+                loss.backward()
+            counts.append(group._get_sequence_number_for_group() - before)
+            found.append([p.grad.clone() for p in model.parameters()])
+            if step % 2:
+                model.zero_grad()
+    torch.testing.assert_close(found[4:], found[:4])
+    assert counts[4:] == counts[:4] and [bool(count) for count in counts[:4]] == [False, True] * 2, counts
     return "same"
 
 

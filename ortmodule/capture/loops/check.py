@@ -22,6 +22,7 @@ from ortmodule.capture.loops.loop import LENGTHS, Loop, small
 from ortmodule.core import devices, pytree, rng_state
 from ortmodule.core.errors import MissingPrivate
 from ortmodule.engine.session import ENGINE_ERRORS
+from ortmodule.guards.collectives import alone
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 
@@ -80,7 +81,7 @@ class LoopCheck:
         given = small(tensors, self._loop(), n)
         try:
             with (
-                self._tree.isolated(), self._tree.unhooked(), only_pytorch(),
+                self._tree.isolated(), self._tree.unhooked(), only_pytorch(), alone(),
                 saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing),
             ):  # fmt: skip
                 return _nodes_behind(self._capture.trace.eager(self._forward, self._arguments, given))

@@ -1,0 +1,158 @@
+"""Training steps of GPT-2 on several processes: FSDP2 and DistributedDataParallel, each with ORTModule and without.
+
+    python -m benchmarks.sharded                        GPT-2 of 124 M weights, two processes of one thread
+    python -m benchmarks.sharded --layers 2 --width 64 --steps 3
+
+With ORTModule and without take turns in the same processes; times are medians of the first process, the spread is the
+middle half. The weights are random, and so is the text; the losses are the same. "in the engine" is what `explain` says
+of the weights that are computed with there.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from benchmarks.optimizer import seconds
+from benchmarks.report import machine, middle, milliseconds, speedup, write
+from ortmodule import ORTModule, explain
+from ortmodule.optim import AdamWMode, FusedAdam
+
+WRAPPERS, LR = ("FSDP2", "DDP"), 1e-4
+VOCABULARY = 50257
+
+
+def model_of(args):
+    import transformers
+
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), args.dropout)
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=args.width, n_layer=args.layers, n_head=max(1, args.width // 64),
+        n_positions=max(args.length, 64), use_cache=False, **rates,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(config).train()
+
+
+def trained(wrapper, ours, args):
+    """(the module that `explain` knows, what makes a step of a batch and returns the loss)."""
+    model = module = model_of(args)
+    if wrapper == "FSDP2":
+        mesh = init_device_mesh("cpu", (args.processes,))
+        for layer in model.transformer.h:
+            fully_shard(layer, mesh=mesh)
+        model = module = fully_shard(model, mesh=mesh)
+    if ours:
+        model = module = ORTModule(model)
+    if wrapper == "DDP":
+        module = nn.parallel.DistributedDataParallel(model)
+    if ours:
+        optimizer = FusedAdam(model.parameters(), lr=LR, eps=1e-8, adam_w_mode=AdamWMode.ADAMW_TORCH)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0, fused=True)
+
+    def step(ids):
+        loss = module(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return model, step
+
+
+def measured(wrapper, rank, args):
+    """{with and without the engine: times, losses, the part of the weights in the engine}, of this process."""
+    made = {ours: trained(wrapper, ours, args) for ours in (False, True)}
+    found = {ours: {"times": [], "losses": []} for ours in made}
+    for i in range(args.warmup + args.steps):
+        generator = torch.Generator().manual_seed(1000 * i + rank)
+        ids = torch.randint(0, VOCABULARY, (args.rows, args.length), generator=generator)
+        for ours in (False, True) if i % 2 else (True, False):  # each goes first as often
+            distributed.barrier()
+            step, row = made[ours][1], found[ours]
+            took = seconds(lambda step=step, row=row, ids=ids: row["losses"].append(step(ids)))
+            if i >= args.warmup:
+                row["times"].append(took)
+    for row in found.values():
+        row["losses"] = [loss.item() for loss in row["losses"]]
+    found[True]["engine"] = explain(made[True][0]).weights_in_engine
+    return {f"{wrapper} + ORTModule" if ours else wrapper: row for ours, row in found.items()}
+
+
+def worker(args):
+    """One process; the first prints what it measured as a line of JSON."""
+    torch.set_num_threads(args.threads)
+    distributed.init_process_group("gloo")
+    rank, rows = distributed.get_rank(), {}
+    for wrapper in args.wrappers:
+        rows |= measured(wrapper, rank, args)
+    if rank == 0:
+        print(json.dumps(rows), flush=True)
+    os._exit(0)  # gloo's threads may outlive their group
+
+
+def rows_of(given, args):
+    """What the first of the processes measured. Raises RuntimeError with what they printed."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(args.processes)}
+    command = [sys.executable, "-m", "benchmarks.sharded", "--worker", *given]
+    processes = [
+        subprocess.Popen(command, env=os.environ | places | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for rank in range(args.processes)
+    ]  # fmt: skip
+    try:
+        texts = [process.communicate(timeout=args.limit) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, texts, strict=True):
+        if process.returncode:
+            raise RuntimeError(f"a process ended with {process.returncode}:\n{errors[-3000:]}")
+    return json.loads(next(line for line in texts[0][0].splitlines() if line.startswith("{")))
+
+
+def main(given=None):
+    given = sys.argv[1:] if given is None else given
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in (("width", 768), ("layers", 12), ("rows", 4), ("length", 128), ("steps", 12), ("warmup", 3)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--wrappers", nargs="+", choices=WRAPPERS, default=WRAPPERS)
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
+    args = parser.parse_args(given)
+    if args.worker:
+        return worker(args)
+    rows = rows_of(given, args)
+    lines = ["| | step, ms | speed | in the engine, % | last loss |", "| --- | ---: | ---: | ---: | ---: |"]
+    for name, row in rows.items():
+        plain = rows[name.removesuffix(" + ORTModule")]
+        row |= {"step": middle(row["times"]), "speedup": speedup(plain["times"], row["times"])}
+        speed = "{median:.2f}× ({low:.2f}–{high:.2f})".format(**row["speedup"])
+        engine = f"{100 * row['engine']:.1f}" if "engine" in row else "–"
+        lines.append(f"| {name} | {milliseconds(row['step'])} | {speed} | {engine} | {row['losses'][-1]:.5f} |")
+    table = "\n".join(lines) + "\n"
+    print(table)
+    report = {"machine": machine(), "settings": {k: v for k, v in vars(args).items() if k != "out"}, "rows": rows}
+    if args.out:
+        write(report, table, args.out)
+    return report
+
+
+if __name__ == "__main__":
+    main()
