@@ -79,6 +79,8 @@ class TraceMode(TorchFunctionMode):
         self._given: set[int] = set()  # those of the module and the caller
         self._constants: set[int] = set()  # those that do not follow from values of others, nor from sizes
         self._looks = False
+        self.left: set[int] = set()  # ids of tensors that earlier calls have left in containers
+        self.touched: set[int] = set()  # those of them that functions are given
         self.moved: dict[int, torch.Tensor] = {}  # tensors that forward has given other memory
         self._shared: list[tuple[torch.Tensor, int, str]] = []  # whose memory that is without a trace, and where
         self.failed = ""  # of an operator, the latest
@@ -116,6 +118,8 @@ class TraceMode(TorchFunctionMode):
             if symbolic_numbers.is_one(argument):
                 continue
             if isinstance(argument, torch.Tensor):
+                if id(argument) in self.left:
+                    self.touched.add(id(argument))
                 if not self._knows(argument) and argument.grad_fn is None:
                     self._known[id(argument)] = weakref.ref(argument)
                     self._given.add(id(argument))
