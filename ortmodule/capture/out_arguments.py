@@ -16,7 +16,7 @@ def into(
     """The result of a call that writes to tensors, or NotImplemented where the trace takes it as it is, PyTorch refuses
     it, or it makes a tensor larger that forward has from elsewhere. ``run``: calls a function; ``is_made``: has forward
     made a tensor?"""
-    out = kwargs.get("out")
+    out: Any = kwargs.get("out")
     several = isinstance(out, (tuple, list))
     targets: list[Any] = list(out) if several else [out]
     rest = {name: value for name, value in kwargs.items() if name != "out"}

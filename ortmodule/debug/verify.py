@@ -32,6 +32,7 @@ from ortmodule.core.tolerance import is_rounding, is_small_share, norm_of_all, r
 from ortmodule.core.torch_private import is_batched
 from ortmodule.debug import bisect
 from ortmodule.debug.bisect import difference
+from ortmodule.guards.isolation import containers
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Node
@@ -51,6 +52,7 @@ class Before:
         self.versions = [t._version for t in inputs]
         self.inputs = [with_attributes(t.detach().clone().requires_grad_(t.requires_grad), t) for t in inputs]
         self.state = {slot.name: slot.get().detach().clone() for slot in (*tree.others, *tree.counters)}
+        self.containers = containers(tree)
         self.generator, self.states = devices.generators(), rng_state.States()
 
     def seed(self) -> int:
@@ -99,6 +101,8 @@ def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, bef
     around = tree.caches.holders.snapshot(tree.modules.values(), hooks)
     with tree.isolated() as copies, around.around():
         before.states.put_back()
+        for kept in before.containers:
+            kept.put_back()
         aliases = tree.replace_parameters(rounded if moved else torch.Tensor.detach)
         with torch.no_grad():
             for name, copy in copies.items():

@@ -255,6 +255,29 @@ def test_what_cancels():
     assert "the buffer second.running_mean" in finding.what
 
 
+class Remembers(nn.Module):
+    """It goes on with what earlier calls have left in a dictionary and a list, and leaves something else there."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.memo, self.maps = nn.Linear(8, 8), {"h": torch.zeros(8)}, [torch.zeros(8)]
+
+    def forward(self, x):
+        h = self.layer(x)
+        y = h + self.memo["h"].mean() + self.maps[0].mean()
+        self.memo["h"] = h.detach()
+        self.maps[:] = [h.detach() * 2]
+        return y
+
+
+def test_what_earlier_calls_left():
+    torch.manual_seed(0)
+    model = ORTModule(Remembers())
+    for _ in range(3):
+        model(torch.randn(4, 8)).sum().backward()
+    assert verifier(model).findings == []
+
+
 class Tiny(nn.Module):
     """The gradient of the first layer is tiny beside that of the second."""
 
