@@ -54,7 +54,8 @@ def changed_items(
             if isinstance(new, CONSTANTS) and (old is None or type(old) is bool):
                 settled.append((Slot(f"{places[0].label()}.{key}", container, key), new))
                 continue
-            if isinstance(new, CONSTANTS) or not _is_key(key):
+            cached = type(key) is not str and key not in then and not any(t.requires_grad for t in tensors_in(new))
+            if isinstance(new, CONSTANTS) or not _is_key(key) or cached:  # a table for each length: the submodule's
                 raise _changes(inside)
             check_value(f"an item of the attribute {places[0].label()}", new)
             found.append(InsideSlot(f"{places[0].label()}[{key!r}]", container, key, places, number))
