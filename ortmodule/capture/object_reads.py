@@ -54,6 +54,18 @@ def _note(value: Any, name: str) -> None:
     recorder = active()
     if recorder is None or id(value) not in recorder.fields.objects or (id(value), name) in recorder.fields.names:
         return
+    if _is_own(recorder, value, name):
+        return
     frame = sys._getframe(2)
     if not frame.f_code.co_filename.startswith(PACKAGE):
         recorder.fields.names[id(value), name] = user_line(frame)
+
+
+def _is_own(recorder: Recorder, value: Any, name: str) -> bool:
+    """Has forward set this field before?"""
+    try:
+        now = object.__getattribute__(value, "__dict__")
+    except AttributeError:  # it has slots
+        return False
+    then = recorder.began.get(id(now))
+    return isinstance(then, dict) and name in now and (name not in then or now[name] is not then[name])

@@ -21,11 +21,12 @@ from ortmodule.capture import (
     function_caches,
     object_reads,
     scalar_guards,
+    size_types,
     symbolic_numbers,
     tensor_facts,
 )
 from ortmodule.capture.chance import Chance, DrawsOperand, Moved
-from ortmodule.capture.container_items import changed_items, check_value
+from ortmodule.capture.container_items import changed_items, check_value, settle_refilled, tensors_in
 from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.filled_caches import check_caches, forget_own
 from ortmodule.capture.output_aliasing import sightings
@@ -38,6 +39,7 @@ from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
 from ortmodule.core.garbage import no_collections
+from ortmodule.core.interception import replaced
 from ortmodule.core.names import CHANGES_PARAMETER, STATE
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items, TensorMemory
@@ -279,6 +281,7 @@ class _Flat(nn.Module):
         self.counters: dict[str, torch.Tensor] = {}  # attributes that are numbers
         self.given: dict[str, tuple[Slot, torch.Tensor, int]] = {}  # parameters, and their versions
         self.settled: list[tuple[Slot, Any]] = []
+        self.refilled: list[Slot] = []  # attributes in which forward changes something
         self.resized = tree.resized_tensors()[0]
         self.looks = False  # at what each submodule does, to find the one that is to blame
         self.effects: SideEffects | None = None
@@ -313,8 +316,7 @@ class _Flat(nn.Module):
         self.versions = {name: (t, t._version) for name, t in self.copies.items()}
         self.recorder.fields.ran = self.chance.ran
         with self.recorder.paused():
-            self.before, self.containers = contents(self.tree), containers(self.tree)
-            self.recorder.began = {id(kept.container): kept.then for kept in self.containers}
+            self._keep_contents()
             hooks, modules = self.tree.hooks.entries(), self.tree.modules.values()
             given = self.call.args if isinstance(self.call, functools.partial) else ()  # a forward that was assigned
             around = self.tree.caches.holders.snapshot(modules, given)
@@ -332,7 +334,7 @@ class _Flat(nn.Module):
                 self.mode.looking(tensors, parameters, self.copies.values(), self.counters.values()),
                 self.chance.looking(), self.recorder.numbers.converting(self.recorder),
                 object_reads.watched(self.recorder, around.values, self.before.values()),
-                self.attributes.watched(),
+                self.attributes.watched(), replaced(size_types.as_numbers(lambda made: self.mode.know([made]))),
             ):  # fmt: skip
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():
@@ -347,12 +349,14 @@ class _Flat(nn.Module):
             self._check_parameters()
             self._settle_hooks(hooks)
             forget_own(self.recorder, self.before, self.versions)
-            self.sets = self._sets(self.before, self.containers, self._elsewhere(result, own))
+            self.sets = self._sets(self.before, self.containers, self._elsewhere(result, own), result)
             if self.tree.may_fill:
                 check_caches(self.tree, self.sets, self.recorder.met, self.versions, self.before, own)
             written = [i for i, flag in enumerate(changed) if flag and id(tensors[i]) not in self.mode.moved]
             value = *([] if filled is None else [filled]), result, [slot.get() for slot in self.sets]
             outputs = self._results(value, tensors, parameters, written)
+            used = self.mode.touched | {id(t) for t in outputs if id(t) in self.mode.left}
+            settle_refilled(self.refilled, self.before, self.tree.attributes.refilled, bool(used))
             self.used_on = [i for i, t in enumerate(outputs) if id(t) in used_on]
             outputs += self._writes(tensors, changed)
             for read in (self.recorder.of(SIZE), self.recorder.of(DATA)):
@@ -361,6 +365,12 @@ class _Flat(nn.Module):
         if not outputs:
             raise NotTraceable("forward computes nothing")
         return tuple(outputs)
+
+    def _keep_contents(self) -> None:
+        """Of the module, as they are when forward begins."""
+        self.before, self.containers = contents(self.tree), containers(self.tree)
+        self.recorder.began = {id(kept.container): kept.then for kept in self.containers}
+        self.mode.left = {id(tensor) for kept in self.containers for tensor in tensors_in(kept.then)}
 
     def _drawn(self, function: Callable, args: tuple, kwargs: dict[str, Any], between: Any) -> Any:
         """What Python or NumPy draw in every run; a number lies ``between`` these, if that is known."""
@@ -497,7 +507,7 @@ class _Flat(nn.Module):
         held = [*self.copies.values(), *(tensor for _, tensor, _ in self.given.values())]
         return {id(t) for t in (*tensors, *held, *pytree.flatten(result, results=True)[0])}
 
-    def _sets(self, before: dict[str, Contents], kept: list[Items], elsewhere: set[int]) -> list[Slot]:
+    def _sets(self, before: dict[str, Contents], kept: list[Items], elsewhere: set[int], result: Any) -> list[Slot]:
         """The attributes that forward set, and those by which it knows that it has put hooks on submodules. New
         contents of buffers and plain tensors are no such, but for tensors that are ``elsewhere``, too."""
         found, inside = [], []
@@ -520,9 +530,10 @@ class _Flat(nn.Module):
                     found.append(slot)
         if inside:
             with blaming(inside[0][-1]):
-                items, settled = changed_items(inside, kept)
+                items, settled = changed_items(inside, kept, result)
             found += items
             self.settled += settled
+            self.refilled = [slot for slot, _, _ in inside] if items else []
         return found
 
     def _settle_hooks(self, before: dict[tuple[str, str], Items]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ortmodule.capture import chance, drawn_values, scalar_guards, symbolic_numbers, tensor_facts
+from ortmodule.capture import chance, drawn_values, out_arguments, scalar_guards, symbolic_numbers, tensor_facts
 from ortmodule.capture.call_patches import has_sparse_gradient, recordable
 from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
@@ -80,6 +80,8 @@ class TraceMode(TorchFunctionMode):
         self._given: set[int] = set()  # those of the module and the caller
         self._constants: set[int] = set()  # those that do not follow from values of others, nor from sizes
         self._looks = False
+        self.left: set[int] = set()  # ids of tensors that earlier calls have left in containers
+        self.touched: set[int] = set()  # those of them that functions are given
         self.moved: dict[int, torch.Tensor] = {}  # tensors that forward has given other memory
         self._shared: list[tuple[torch.Tensor, int, str]] = []  # whose memory that is without a trace, and where
         self.failed = ""  # of an operator, the latest
@@ -117,6 +119,8 @@ class TraceMode(TorchFunctionMode):
             if symbolic_numbers.is_one(argument):
                 continue
             if isinstance(argument, torch.Tensor):
+                if id(argument) in self.left:
+                    self.touched.add(id(argument))
                 if not self._knows(argument) and argument.grad_fn is None:
                     self._known[id(argument)] = weakref.ref(argument)
                     self._given.add(id(argument))
@@ -265,7 +269,11 @@ class TraceMode(TorchFunctionMode):
             return self._move(*args)
         if function is torch.Tensor.__setitem__ or _is_in_place(function.__name__):
             self._before_write(args[:1])
-        self._before_write((kwargs or {}).get("out"))
+        self._before_write(kwargs.get("out"))
+        if "out" in kwargs:
+            result = out_arguments.into(function, args, kwargs, self._call, self.is_made)
+            if result is not NotImplemented:
+                return result
         if function is torch.Tensor.__setitem__ and isinstance(args[2], torch.Tensor) and _is_plain_index(args[1]):
             tensor, index, value = args
             with scalar_guards.slicing(function, args):
@@ -297,7 +305,7 @@ class TraceMode(TorchFunctionMode):
             raise
         if any(tensor._version != version for tensor, version in versions):
             raise NotTraceable("forward changes a tensor that carries a gradient, and autograd does not see it")
-        if not unseen or not any(map(_follows, (*args, *kwargs.values()))):
+        if not unseen or result is kwargs.get("out") or not any(map(_follows, (*args, *kwargs.values()))):
             return result
         if isinstance(result, torch.Tensor):
             return _stopped(result)

@@ -113,7 +113,7 @@ class Items:
 
     def put_back(self) -> None:
         if self.changed():
-            _fill(self.container, self.then)
+            fill(self.container, self.then)
 
 
 def _kind(container: Any) -> Any:
@@ -130,7 +130,8 @@ def _copied(container: Any) -> Any:
     return kind(kind.items(container) if issubclass(kind, dict) else kind.__iter__(container))
 
 
-def _fill(container: Any, then: Any) -> None:
+def fill(container: Any, then: Any) -> None:
+    """Puts the contents of ``then`` into a container in place of its own."""
     kind = _kind(container)
     if isinstance(container, numpy.ndarray):
         container[...] = then

@@ -92,15 +92,17 @@ class OfKind(Description):
 
 
 def describe(
-    value: Any, names: dict[int, str] | None = None, read: Fields | None = None, items: ItemReads | None = None
+    value: Any, names: dict[int, str] | None = None, read: Fields | None = None, items: ItemReads | None = None,
+    refilled: bool = False,
 ) -> Description:  # fmt: skip
     """``value`` as something that is equal for equal ones. ``names``: of modules and tensors, by their ids. ``read``:
-    what counts of plain objects; ``items``: of the value, a dictionary or a namespace.
+    what counts of plain objects; ``items``: of the value, a dictionary or a namespace. ``refilled``: it is no matter
+    which tensors are in it.
 
     Raises Unguardable.
     """
     found = Description()
-    _Walk(found, found.parts, names or {}, read or {}).add(value, items)
+    _Walk(found, found.parts, names or {}, read or {}, refilled=refilled).add(value, items)
     return found
 
 
@@ -149,10 +151,10 @@ class _Walk:
 
     def __init__(
         self, found: Description, parts: list[Any], names: dict[int, str], read: Fields, shallow: bool = False,
-        met: dict[int, int] | None = None,
+        met: dict[int, int] | None = None, refilled: bool = False,
     ) -> None:  # fmt: skip
         self.found, self.names, self.read, self.shallow = found, names, read, shallow
-        self.parts, self.containers = parts, found.containers
+        self.parts, self.containers, self.refilled = parts, found.containers, refilled
         self.met: dict[int, int] = met or {}
         self.depth = len(self.met)
 
@@ -219,7 +221,7 @@ class _Walk:
     def _tensor(self, value: torch.Tensor) -> Any:
         """A tensor that is the attribute itself is an input of graphs; one in a container is a part of them."""
         if self.depth:
-            return Is(value)
+            return "a tensor" if self.refilled else Is(value)
         return str(value.layout), value.dtype, value.requires_grad, value.device, value.shape
 
     def _container(self, value: Any, cls: type) -> None:
@@ -298,7 +300,7 @@ class _Walk:
         for name in names:
             # What is met in one field is no matter of another one, which other graphs may not read.
             parts: list[Any] = []
-            walk = _Walk(self.found, parts, self.names, self.read, self.shallow, dict(self.met))
+            walk = _Walk(self.found, parts, self.names, self.read, self.shallow, dict(self.met), self.refilled)
             walk.field(value, name)
             values[name] = parts
         return SomeFields(values, order)
@@ -318,7 +320,7 @@ class _Walk:
             if step[1] not in held:
                 parts.append("missing")
             else:
-                walk = _Walk(self.found, parts, self.names, self.read, self.shallow, dict(self.met))
+                walk = _Walk(self.found, parts, self.names, self.read, self.shallow, dict(self.met), self.refilled)
                 walk.add(held[step[1]], known.of(step))
             values[step] = parts
         return SomeFields(values, order)

@@ -9,7 +9,7 @@ that were read, tensors by their kind, everything else by identity.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ from ortmodule.guards.descriptions import (
 )
 from ortmodule.guards.fields import FieldReads, FieldSet, functions_behind
 from ortmodule.guards.global_reads import Place, read_by, read_by_code, read_of
+from ortmodule.guards.inside_slots import InsideSlot, are_found
+from ortmodule.guards.inventory import Slot
 from ortmodule.guards.item_reads import ITEM, ItemReads
 
 MOST_VALUES = 2  # of a number that graphs are for
@@ -56,6 +58,8 @@ class Attributes:
         self._items: dict[Key, ItemReads] = {}  # of attributes and globals
         self.outside: list[Any] = []  # slots with tensors that forward has from elsewhere
         self.counted: set[Key] = set()  # numbers that graphs take as they are: their types count
+        #: Containers that forward changes: the tensors in them, which earlier calls have left, are no matter.
+        self.refilled: set[Key] = set()
         self.resized: set[Key] = set()  # tensors whose sizes do not count
         self.varying: list[Key] = []  # numbers that change again and again, and tensors of other sizes than before
         self.now: dict[Key, Description | None] = {}  # None: cannot be compared
@@ -195,10 +199,10 @@ class Attributes:
         if id(owner) not in self._paths:
             return describe_other(owner, value, self._fields)
         items = self._items.get(key) if type(value) in item_reads.KINDS else None
-        place = id(value) if items is None else key
+        place = id(value) if items is None and key not in self.refilled else key
         if place not in known:
             try:
-                known[place] = describe(value, self._names, self._fields, items)
+                known[place] = describe(value, self._names, self._fields, items, key in self.refilled)
             except Unguardable:
                 known[place] = None
             known[None, id(value)] = value  # no other object gets this id meanwhile
@@ -247,9 +251,10 @@ class Guards:
     def __init__(
         self, attributes: Attributes, reads: dict[Key, str], names: dict[int, str],
         outside: dict[Key, tuple[Any, str]] | None = None, read: FieldReads | None = None, exact: bool = False,
+        sets: Sequence[Slot] = (),
     ) -> None:  # fmt: skip
         """``reads``: as noted while tracing; ``outside``, ``read``: of objects that are no modules; ``exact``: values
-        of numbers, and sizes of tensors, count in any case.
+        of numbers, and sizes of tensors, count in any case. ``sets``: what runs set.
 
         Raises Unguardable.
         """
@@ -257,7 +262,7 @@ class Guards:
         kept |= attributes.add(reads, read.modules if read else None) | attributes.add_outside(outside or {})
         attributes.learn_globals(kept, read.ran if read else {})
         attributes.look(names)
-        self._attributes = attributes
+        self._attributes, self._sets = attributes, [slot for slot in sets if isinstance(slot, InsideSlot)]
         self.values: dict[Key, Description] = {}
         self.places = kept
         for key, place in kept.items():
@@ -287,7 +292,7 @@ class Guards:
     def hold(self, epoch: int) -> bool:
         """Are all attributes as they were? ``epoch``: the same number if nothing has changed since the last time."""
         if epoch != self.epoch:
-            self.held = self.broken() is None
+            self.held = self.broken() is None and are_found(self._sets)
             self.epoch = epoch
         return self.held
 

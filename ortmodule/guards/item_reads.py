@@ -62,20 +62,23 @@ def at(code: types.CodeType, offset: int, name: str) -> ItemReads:
     i = places.get(offset)
     if i is None or steps[i].opname not in _ATTRIBUTES or steps[i].argval != name:
         return whole()
-    return ItemReads() if _is_set(steps[i + 1 :]) else _behind(code, i, MOST_STEPS)
+    if _is_set(steps[i + 1 :]) or steps[i + 1].opname == "STORE_ATTR":
+        return ItemReads()
+    return _behind(code, i, MOST_STEPS)
 
 
 def are_own(value: Any, began: Mapping[int, Any], name: str, code: types.CodeType, offset: int) -> bool:
     """Has forward set all items that the instruction at ``offset`` reads of the attribute ``name``, which holds
     ``value``? ``began``: what containers held when it began, by their ids."""
-    then = began.get(id(value))
-    if not isinstance(then, dict) or not isinstance(value, dict):
+    kind, held = (FIELD, vars(value)) if isinstance(value, types.SimpleNamespace) else (ITEM, value)
+    then = began.get(id(held))
+    if not isinstance(then, dict) or not isinstance(held, dict):
         return False
     reads = at(code, offset, name)
     if reads.whole or not reads.items:
         return False
-    keys = [key for kind, key in reads.items if kind == ITEM]
-    own = [key in value and value[key] is not then.get(key, _MISSING) for key in keys]
+    keys = [key for each, key in reads.items if each == kind]
+    own = [key in held and held[key] is not then.get(key, _MISSING) for key in keys]
     return len(keys) == len(reads.items) and all(own)
 
 

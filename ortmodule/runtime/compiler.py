@@ -196,7 +196,9 @@ class Compiler:
                 raise CaptureError(text)
             trace = captured.trace
             reads = partition.switches() | reads_of(call.arguments, call.tree) | trace.attributes
-            guards = Guards(call.tree.attributes, reads, call.tree.names(), trace.outside, trace.fields)
+            guards = Guards(
+                call.tree.attributes, reads, call.tree.names(), trace.outside, trace.fields, sets=trace.sets
+            )
             _check_breaks(captured, guards, call.tree)
         except (CaptureError, Unguardable) as error:
             refusal = NoOtherGraph(Cause.TORCH_MODEL, str(error), call.key)

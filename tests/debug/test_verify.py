@@ -255,6 +255,59 @@ def test_what_cancels():
     assert "the buffer second.running_mean" in finding.what
 
 
+class Remembers(nn.Module):
+    """It goes on with what earlier calls have left in a dictionary and a list, and leaves something else there."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.memo, self.maps = nn.Linear(8, 8), {"h": torch.zeros(8)}, [torch.zeros(8)]
+
+    def forward(self, x):
+        h = self.layer(x)
+        y = h + self.memo["h"].mean() + self.maps[0].mean()
+        self.memo["h"] = h.detach()
+        self.maps[:] = [h.detach() * 2]
+        return y
+
+
+def test_what_earlier_calls_left():
+    torch.manual_seed(0)
+    model = ORTModule(Remembers())
+    for _ in range(3):
+        model(torch.randn(4, 8)).sum().backward()
+    assert verifier(model).findings == []
+
+
+class Tiny(nn.Module):
+    """The gradient of the first layer is tiny beside that of the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.second(x) + 1e-3 * self.first(x)
+
+
+@pytest.mark.parametrize("factor, wrong", [(1 + 4e-3, False), (1.02, True), (0.0, True), (-1.0, True)])
+def test_a_gradient_that_is_small_beside_all(factor, wrong, monkeypatch):
+    """Off by less than a hundredth of itself and next to nothing of all; else it is found, however small."""
+    before = Verifier._backward
+
+    def spoiled(self, graph, eager, moved, case, got, given):
+        names = [graph.session.inputs[i] for i in graph.leaves]
+        got = [g * factor if "first.weight" in name else g for name, g in zip(names, got, strict=True)]
+        return before(self, graph, eager, moved, case, got, given)
+
+    monkeypatch.setattr(Verifier, "_backward", spoiled)
+    monkeypatch.setattr(bisect, "backward", lambda case, grads: "not looked for")
+    torch.manual_seed(0)
+    model = ORTModule(Tiny())
+    model(torch.randn(64, 8)).square().mean().backward()
+    found = verifier(model).findings
+    assert len(found) == wrong and all("first.weight" in finding.what for finding in found)
+
+
 # --- something is wrong -----------------------------------------------------------------------------------------------
 
 
