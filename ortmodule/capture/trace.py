@@ -355,8 +355,7 @@ class _Flat(nn.Module):
             written = [i for i, flag in enumerate(changed) if flag and id(tensors[i]) not in self.mode.moved]
             value = *([] if filled is None else [filled]), result, [slot.get() for slot in self.sets]
             outputs = self._results(value, tensors, parameters, written)
-            used = self.mode.touched | {id(t) for t in outputs if id(t) in self.mode.left}
-            settle_refilled(self.refilled, self.before, self.tree.attributes.refilled, bool(used))
+            settle_refilled(self.refilled, self.before, self.tree.attributes.refilled, self.mode.uses_left(outputs))
             self.used_on = [i for i, t in enumerate(outputs) if id(t) in used_on]
             outputs += self._writes(tensors, changed)
             for read in (self.recorder.of(SIZE), self.recorder.of(DATA)):

@@ -100,6 +100,10 @@ class TraceMode(TorchFunctionMode):
         """What forward changes of these is put back."""
         self._parameters = {memory: p for p in parameters if (memory := memory_of(p))}
 
+    def uses_left(self, results: Iterable[torch.Tensor]) -> bool:
+        """Has forward given one of these tensors to a function, or is one among its results?"""
+        return bool(self.touched) or any(id(t) in self.left for t in results)
+
     def _before_write(self, argument: Any) -> None:
         if isinstance(argument, (tuple, list)):
             for each in argument:
