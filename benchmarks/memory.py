@@ -168,10 +168,13 @@ class Way:
             self.bytes.append(answer[1])
 
     def add(self):
-        """The last steps."""
+        """The last steps. One that a budget has no room for leaves the others' figures."""
         for _ in range(WARM):
             if not self.failed:
-                self.adding = self._ask(("run", True))[1]
+                answer = self._ask(("run", True))
+                self.adding = None if self.failed else answer[1]
+        if self.bytes and self.adding is None:
+            self.failed = None
 
     def figures(self):
         if self.failed:
@@ -198,18 +201,27 @@ def measure(row, args, library):
     return {name: way.figures() for name, way in ways.items()}
 
 
+def beside(count, first):
+    """Bytes, and how many times the first's they are. None: no such step ran."""
+    if count is None:
+        return "–"
+    return f"{count / 1e6:,.0f}" + (f" ({count / first:.2f})" if first else "")
+
+
 def table(row, found):
     lines = [f"### {EVERY[row].title}", ""]
     lines.append("| way | a step, MB | adding to gradients | ms | times the first's |")
     lines.append("| --- | ---: | ---: | ---: | ---: |")
     first = next(iter(found.values()))
     for name, figures in found.items():
-        if "failed" in figures or "failed" in first:
-            lines.append(f"| {WAYS[name][0]} | {figures.get('failed', 'the first failed')} | | | |")
+        if "failed" in figures:
+            lines.append(f"| {WAYS[name][0]} | {figures['failed']} | | | |")
             continue
-        times = speedup(figures["seconds"], first["seconds"])
-        memory = [f"{n / 1e6:,.0f} ({n / first['bytes'][what]:.2f})" for what, n in figures["bytes"].items()]
-        ratio = f"{times['median']:.2f} [{times['low']:.2f}, {times['high']:.2f}]"
+        memory = [beside(n, first.get("bytes", {}).get(what)) for what, n in figures["bytes"].items()]
+        ratio = "–"
+        if "seconds" in first:
+            times = speedup(figures["seconds"], first["seconds"])
+            ratio = f"{times['median']:.2f} [{times['low']:.2f}, {times['high']:.2f}]"
         cells = [WAYS[name][0], *memory, milliseconds(middle(figures["seconds"])), ratio]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]

@@ -161,18 +161,22 @@ def test_memory_of_ways(tmp_path, monkeypatch):
     taken = {}
     for way in "ortmodule", "half", "least", "level-1":
         steps = memory.Steps("gpt2", way, None)
-        seconds, taken[way] = [steps.run(adds=False), steps.run(adds=True)][1]
+        seconds, taken[way] = [steps.run(adds=False), steps.run(adds=False)][1]
         assert seconds > 0
+        if way != "least":  # a budget with room for nothing more
+            assert steps.run(adds=True)[1] > 0
     assert taken["ortmodule"] > taken["half"] > taken["least"] > 0 and taken["level-1"] < taken["ortmodule"]
 
 
 def test_the_table_of_memory():
     found = {
         "eager": {"seconds": [2.0, 2.0, 2.2], "bytes": {"step": 300e6, "adding": 310e6}},
-        "half": {"seconds": [1.0, 1.2, 1.1], "bytes": {"step": 150e6, "adding": 155e6}},
+        "half": {"seconds": [1.0, 1.2, 1.1], "bytes": {"step": 150e6, "adding": None}},
         "compile": {"failed": "no compiler"},
     }
     lines = memory.table("gpt2", found)
     assert "| eager | 300 (1.00) | 310 (1.00) | 2000 ±100 | 1.00 [1.00, 1.00] |" in lines
-    assert any("| 150 (0.50) | 155 (0.50) | 1100 " in line and "| 0.50 [" in line for line in lines)
+    assert any("| 150 (0.50) | – | 1100 " in line and "| 0.50 [" in line for line in lines)
     assert any("no compiler" in line for line in lines)
+    found["eager"] = {"failed": "it ended"}
+    assert any("| 150 | – | 1100 " in line and line.endswith("| – |") for line in memory.table("gpt2", found))
