@@ -60,8 +60,10 @@ def _isinstance(original: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _asks(code: Any) -> bool:
-    """May a function learn that a size is a number?"""
+    """May a function learn that a size is a number? One that asks whether it is traced knows what sizes are then."""
     file = code.co_filename
+    if "is_tracing" in code.co_names:
+        return False
     return file.startswith(_MODULES) or not file.startswith((_TORCH, PACKAGE))
 
 

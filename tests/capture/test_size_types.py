@@ -120,3 +120,28 @@ def test_nothing_is_left():
     compare(MODULES["LayerNorm"])
     assert (isinstance, nn.Parameter.__new__, torch.Tensor.__deepcopy__) == before
     assert not hasattr(torch.zeros(()), "bit_length")
+
+
+def test_code_that_asks_whether_it_is_traced():
+    """What libraries do with sizes in a trace (transformers' attention): it sees a tensor there."""
+
+    class Careful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            several = x.shape[0] > 1 and True
+            if torch.jit.is_tracing() and isinstance(several, torch.Tensor):
+                several = several.item()
+            x = self.linear(x).view(1, -1, 4)
+            return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=several)
+
+    torch.manual_seed(0)
+    module = Careful()
+    ours = ORTModule(copy.deepcopy(module))
+    for rows in (3, 5, 1, 4):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(ours(x), module(x))
+    report = explain(ours)
+    assert report.captured and not report.breaks and not report.python_ops, report

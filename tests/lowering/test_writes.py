@@ -162,7 +162,7 @@ def test_mutable_caches():
         return self.linear(x) + x @ self.seen["w"]
 
     for function, empty in ((appends, []), (keeps, {}), (keeps_once, {})):
-        steps(made(function, seen=empty), function is not appends, n=6)
+        steps(made(function, seen=empty), True, n=6)  # a list that grows has a graph for some lengths alone
 
 
 def test_capturing_leaves_caches_alone():
