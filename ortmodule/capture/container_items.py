@@ -67,7 +67,8 @@ def _whole(inside: Inside, places: tuple[Way, ...], number: int, then: Any) -> S
     slot = InsideSlot(places[0].label(), places[0].attribute.holder, places[0].attribute.key, places, number, True)
     now = slot.find()
     left = {id(tensor) for tensor in tensors_in(then)}
-    if any(id(tensor) in left for tensor in tensors_in(now)) or not all(map(_is_key, now if isinstance(now, dict) else ())):
+    keys = now if isinstance(now, dict) else ()
+    if any(id(tensor) in left for tensor in tensors_in(now)) or not all(map(_is_key, keys)):
         raise _changes(inside)
     check_value(f"what is in the attribute {slot.name}", now)
     return slot
