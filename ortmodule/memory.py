@@ -106,7 +106,7 @@ def pareto(
     """
     step = _Step(model, as_arguments(sample), optimizer)
     offload = step.graph.session.memory.offload
-    stored, least = step.peak(MemoryGoal(0, 0)), step.peak(MemoryGoal(ALL_AGAIN, 0, offload=offload))
+    stored, least = step.peak(MemoryGoal(0, MOST_BYTES)), step.peak(MemoryGoal(ALL_AGAIN, 0, offload=offload))
     found = [stored, least]
     for i in range(1, points - 1):
         budget = stored.total + (least.total - stored.total) * i // (points - 1)

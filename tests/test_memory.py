@@ -315,7 +315,8 @@ def test_less_memory_costs_more_work(name):
     assert prices == sorted(prices, key=lambda price: -price.peak) and prices[0].extra_work == 0
     assert [p.extra_work for p in prices] == sorted(p.extra_work for p in prices)
     assert len({p.peak for p in prices}) == len(prices) > 1
-    assert prices[0].peak == memory.predict(model, IDS).total
+    usual = memory.predict(model, IDS)
+    assert prices[0].peak >= usual.total and usual.extra_work <= 0.02  # what costs next to nothing
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ static void start_anew(ctx *c) {
 static status make_smaller(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
     compile_options stored = *o;
 
-    stored.again.goal = RECOMPUTE_NOTHING;
+    stored.again.goal = RECOMPUTE_CHEAP;
     TRY(make(c, model, inputs, &stored, out));
     const int64_t bytes = plan_beside_gradients(*out);
     start_anew(c);
@@ -92,7 +92,7 @@ static status make_smaller(ctx *c, const graph *model, const input_spec *inputs,
 }
 
 status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
-    const bool smaller = o->output_grads && o->again.goal != RECOMPUTE_NOTHING;
+    const bool smaller = o->output_grads && o->again.goal != RECOMPUTE_NOTHING && o->again.goal != RECOMPUTE_CHEAP;
 
     TRY((smaller ? make_smaller : make)(c, model, inputs, o, out));
     return o->any_size ? OK : plan_check_limit(c, *out);

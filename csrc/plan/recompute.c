@@ -316,6 +316,16 @@ static status rewrite(planner *pl) {
     return OK;
 }
 
+/* Of all work, one part in so many is done twice unasked: steps take as long as without (docs/benchmarks.md). */
+enum { NEXT_TO_NOTHING = 50 };
+
+static double all_work(const recompute_problem *p) {
+    double sum = 0;
+    for (int t = 0; t < p->n_steps; t++)
+        if (p->steps[t].cost > 0) sum += p->steps[t].cost;
+    return sum;
+}
+
 static status choose(planner *pl, const recompute_request *r, recompute_clusters *clusters) {
     const recompute_option **taken = NULL;
     const int64_t target = r->goal == RECOMPUTE_TO ? r->target : r->goal == OFFLOAD_ALL ? 0 : INT64_MAX;
@@ -323,6 +333,10 @@ static status choose(planner *pl, const recompute_request *r, recompute_clusters
 
     if (r->list || r->n_wishes) TRY(clusters_find(pl->c, &pl->problem, pl->order, clusters));
     if (r->goal == RECOMPUTE_LAYERS) return recompute_layers(pl->c, &pl->problem, &pl->choice);
+    if (r->goal == RECOMPUTE_CHEAP && !r->n_wishes && !pl->g->as_written) {
+        const double most = all_work(&pl->problem) / NEXT_TO_NOTHING;
+        return recompute_cheaply(pl->c, &pl->problem, most, &pl->choice);
+    }
     if (r->n_wishes) TRY(clusters_wished(pl->c, clusters, r->wishes, r->n_wishes, &taken, &n));
     return recompute_to(pl->c, &pl->problem, taken, n, target, &pl->choice);
 }
@@ -341,9 +355,8 @@ static status run(planner *pl, const recompute_request *r, recompute_result *out
                               .after = pl->choice.peak,
                               .cost = pl->choice.cost,
                               .count = pl->choice.count,
+                              .total = all_work(&pl->problem),
                               .n_offloaded = pl->choice.n_offloaded};
-    for (int t = 0; t < pl->count; t++)
-        if (pl->problem.steps[t].cost > 0) out->total += pl->problem.steps[t].cost;
     if (r->list) TRY(clusters_list(pl->g->c, &clusters, &pl->choice, &out->clusters, &out->n_clusters));
     return pl->choice.count || pl->choice.n_offloaded ? rewrite(pl) : OK;
 }
@@ -352,8 +365,10 @@ status recompute(graph *g, const recompute_request *r, recompute_result *out) {
     planner pl = {.g = g};
     ctx scratch;
 
+    const bool nothing = r->goal == RECOMPUTE_NOTHING || (r->goal == RECOMPUTE_CHEAP && g->as_written);
+
     *out = (recompute_result){0};
-    if (!g->input_grads || (r->goal == RECOMPUTE_NOTHING && !r->list && !r->n_wishes)) return OK;
+    if (!g->input_grads || (nothing && !r->list && !r->n_wishes)) return OK;
     ctx_scratch_begin(g->c, &scratch);
     pl.c = &scratch;
     return ctx_scratch_end(g->c, &scratch, run(&pl, r, out));

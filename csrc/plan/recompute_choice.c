@@ -55,6 +55,7 @@ typedef struct search {
     lives *l;
     const recompute_option *const *stashed; /* [step] the option with a stash, of one that cannot run again without */
     int64_t target;
+    double most_cost;               /* of a choice */
     offer *offers;                  /* moves of a round */
     int *by_cost;                   /* moves of the path */
     move *path;                     /* what has been taken */
@@ -76,7 +77,7 @@ static void note_choice(search *x) {
 
     if (now == before && now && x->l->cost == x->cost) better = x->s->peak < x->peak;
     if (now == before && !now && x->s->peak == x->peak) better = x->l->cost < x->cost;
-    if (x->any && !better) return;
+    if ((x->any && !better) || x->l->cost > x->most_cost) return;
     x->any = true;
     x->peak = x->s->peak;
     x->cost = x->l->cost;
@@ -122,7 +123,7 @@ static int next_moves(search *x, move_key *key, int most) {
     for (int v = 0; v < s->p->n_values; v++) {
         offer found;
         if (!chooser_may_drop(s, v) || x->tried[v] || x->l->born[v] > s->at || x->l->first[v] <= s->at) continue;
-        if (!find_offer(x, v, key, &found)) continue;
+        if (!find_offer(x, v, key, &found) || x->l->cost + found.move.cost > x->most_cost) continue;
         if (most > 1) x->offers[n++] = found;
         else if (n == 0 || by_key(&found, x->offers) < 0) x->offers[0] = found, n = 1;
     }
@@ -161,7 +162,7 @@ static void prune(search *x) {
     chooser_simulate(x->s, x->l);
 }
 
-/* Takes `count` moves of the round, unless the peak grows. */
+/* Takes `count` moves of the round, unless the peak grows, or it costs too much. */
 static bool take_together(search *x, int count) {
     const int64_t peak = x->s->peak;
     const int before = x->n;
@@ -173,12 +174,13 @@ static bool take_together(search *x, int count) {
         x->path[x->n++] = m;
     }
     chooser_simulate(x->s, x->l);
-    if (x->s->peak <= peak) return true;
+    if (x->s->peak <= peak && x->l->cost <= x->most_cost) return true;
     while (x->n > before) take(x->s, &x->path[--x->n], false);
     chooser_simulate(x->s, x->l);
     return false;
 }
 
+/* `spacing`: moves after which what turned out to be unnecessary is left out; 0: it never is. */
 static void follow(search *x, move_key *key, int spacing) {
     int most = x->together, count;
 
@@ -191,7 +193,7 @@ static void follow(search *x, move_key *key, int spacing) {
         most = taken ? (2 * most < x->together ? 2 * most : x->together) : (count + 1) / 2;
         if (!taken) continue;
         note_choice(x);
-        if (x->n / spacing > before / spacing && x->work < MOST_WORK) prune(x);
+        if (spacing && x->n / spacing > before / spacing && x->work < MOST_WORK) prune(x);
     }
     while (x->n) take(x->s, &x->path[--x->n], false);
     chooser_simulate(x->s, x->l);
@@ -260,15 +262,18 @@ static status find_stashed(ctx *c, const recompute_problem *p, const recompute_o
 enum { WORK_OF_ROUNDS = 4000000, LEAST_ROUNDS = 64, ALSO_FAILED = 2 /* rounds for each that lowers the peak */ };
 
 static void set_rounds(search *x, int moves) {
-    int rounds = WORK_OF_ROUNDS / (x->s->p->n_steps + 1);
+    int rounds = x->most_cost < INFINITY ? LEAST_ROUNDS : WORK_OF_ROUNDS / (x->s->p->n_steps + 1);
 
     if (rounds < LEAST_ROUNDS) rounds = LEAST_ROUNDS;
     x->together = (moves + rounds - 1) / rounds;
     x->rounds = ALSO_FAILED * (moves < rounds ? moves : rounds);
 }
 
-static status lower_to(ctx *c, chooser *s, lives *l, const recompute_option *const *stashed, int64_t target) {
-    search x = {.s = s, .l = l, .stashed = stashed, .target = target};
+/* With a bound on the cost it is quick: one key, in rounds that are as many for each size. */
+static status lower_to(ctx *c, chooser *s, lives *l, const recompute_option *const *stashed, int64_t target,
+                       double most_cost) {
+    search x = {.s = s, .l = l, .stashed = stashed, .target = target, .most_cost = most_cost};
+    const bool quick = most_cost < INFINITY;
     const size_t size = (size_t)s->p->n_values * sizeof(bool);
     int count = 0;
 
@@ -282,8 +287,8 @@ static status lower_to(ctx *c, chooser *s, lives *l, const recompute_option *con
     for (int v = 0; v < s->p->n_values; v++) count += chooser_may_drop(s, v);
     set_rounds(&x, count);
     note_choice(&x);
-    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
-        if (k == 0 || x.work < MOST_WORK) follow(&x, keys[k], 1 + count / PRUNINGS);
+    for (size_t k = 0; k < (quick ? 1 : sizeof keys / sizeof *keys); k++)
+        if (k == 0 || x.work < MOST_WORK) follow(&x, keys[k], quick ? 0 : 1 + count / PRUNINGS);
     memcpy(s->again, x.again, size);
     memcpy(s->offloaded, x.offloaded, size);
     memcpy(s->kept_for, x.kept, size);
@@ -304,7 +309,28 @@ status recompute_to(ctx *c, const recompute_problem *p, const recompute_option *
     TRY(find_bound(c, &s, &l, target, &out->bound));
     for (int i = 0; i < n_taken; i++) take_option(&s, taken[i], true);
     if (n_taken) chooser_simulate(&s, &l);
-    if (s.peak > target) TRY(lower_to(c, &s, &l, stashed, target));
+    if (s.peak > target) TRY(lower_to(c, &s, &l, stashed, target, INFINITY));
+    chooser_result(&s, &l, out);
+    return OK;
+}
+
+enum { WORTH_IT = 32 /* of the peak, one part at least */ };
+
+status recompute_cheaply(ctx *c, const recompute_problem *p, double most_cost, recompute_choice *out) {
+    const recompute_option **stashed;
+    chooser s;
+    lives l = {0};
+
+    TRY(chooser_new(c, p, &s, &l));
+    TRY(NEW(c, stashed, p->n_steps)); /* none: what must not run twice is kept */
+    chooser_simulate(&s, &l);
+    out->before = s.peak;
+    out->bound = 0;
+    TRY(lower_to(c, &s, &l, stashed, 0, most_cost));
+    if (s.peak > out->before - out->before / WORTH_IT) {
+        TRY(chooser_new(c, p, &s, &l));
+        chooser_simulate(&s, &l);
+    }
     chooser_result(&s, &l, out);
     return OK;
 }

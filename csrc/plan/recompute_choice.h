@@ -61,6 +61,8 @@ MUST_USE status recompute_options(ctx *c, const recompute_problem *p, recompute_
  * the least cost for a byte first, or as little as can be reached. */
 MUST_USE status recompute_to(ctx *c, const recompute_problem *p, const recompute_option *const *taken, int n_taken,
                              int64_t target, recompute_choice *out);
+/* Makes again what lowers the peak most at a cost of at most `most_cost`; nothing where that is not worth it. */
+MUST_USE status recompute_cheaply(ctx *c, const recompute_problem *p, double most_cost, recompute_choice *out);
 /* Makes all again that lies inside of layers, stretches of forward that repeat: what one gives to those behind it is kept,
  * and all of the last. Layers begin where the least goes from one to the next. Nothing where there are no two. */
 MUST_USE status recompute_layers(ctx *c, const recompute_problem *p, recompute_choice *out);

@@ -148,7 +148,7 @@ static int parse_request(PyObject *clusters, int goal, const char *folder, recom
         PyErr_NoMemory();
         return -1;
     }
-    if (folder && goal == RECOMPUTE_NOTHING) goal = OFFLOAD_ALL;
+    if (folder && goal == RECOMPUTE_CHEAP) goal = OFFLOAD_ALL;
     *out = (recompute_request){.goal = (recompute_goal)goal,
                                .wishes = wishes,
                                .n_wishes = (int)n,
@@ -225,10 +225,10 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     PyObject *triton = Py_None, *result = NULL;
     const struct triton_rules *rules = NULL;
     int64_t sizes[MOST_SIZES];
-    int n_sizes = 0, device = ON_CPU, unseen = 0, any_size = 0, goal = RECOMPUTE_NOTHING;
+    int n_sizes = 0, device = ON_CPU, unseen = 0, any_size = 0, goal = RECOMPUTE_CHEAP;
     unsigned long long off = 0;
     long long budget = 0, joint_from = 0;
-    recompute_request again = {RECOMPUTE_NOTHING};
+    recompute_request again = {RECOMPUTE_CHEAP};
     graph *g = check_graph(object);
     input_spec *specs = NULL;
     bool *needed = NULL, *flags = NULL;

@@ -108,6 +108,41 @@ TEST(the_cheapest_goes_first) {
     free(n);
 }
 
+TEST(what_costs_little_is_made_again_to_a_bound) {
+    network *n = make_network();
+    recompute_choice made, none;
+    int64_t peak = INT64_MAX;
+    ctx c;
+
+    ctx_init(&c);
+    for (int bound = 1; bound <= 32; bound *= 2) {
+        CHECK_OK(&c, recompute_cheaply(&c, &n->p, bound, &made));
+        CHECK(made.cost <= bound && made.peak <= peak && made.peak <= made.before);
+        peak = made.peak;
+    }
+    CHECK(made.count > 0 && made.peak < made.before);
+    CHECK_OK(&c, recompute_cheaply(&c, &n->p, 0.5, &none)); /* nothing costs so little */
+    CHECK(none.count == 0 && none.cost == 0 && none.peak == none.before);
+    ctx_release(&c);
+    free(n);
+}
+
+/* A saving that is small beside the peak is not worth nodes that run twice. */
+TEST(a_small_saving_is_left) {
+    network *n = make_network();
+    recompute_choice made;
+    ctx c;
+
+    ctx_init(&c);
+    for (int t = 0; t < n->p.n_forward; t++)
+        if (n->steps[t].kind != 1 || t > 0) n->steps[t].cost = -1;
+    n->bytes[n->steps[0].out[0]] = 10;
+    CHECK_OK(&c, recompute_cheaply(&c, &n->p, 100, &made));
+    CHECK(made.count == 0 && made.cost == 0 && made.peak == made.before);
+    ctx_release(&c);
+    free(n);
+}
+
 TEST(what_must_not_run_twice_does_not) {
     network *n = make_network();
     recompute_choice made;
