@@ -5,11 +5,11 @@
 #include "graph/graph.h"
 
 typedef enum recompute_goal {
-    RECOMPUTE_CHEAP, /* what lowers the peak and costs next to nothing; with wishes these alone */
+    RECOMPUTE_CHEAP,  /* what lowers the peak and costs next to nothing; with wishes these alone */
     RECOMPUTE_LAYERS, /* all but what one layer gives to the next */
     RECOMPUTE_TO,     /* until `target` bytes are enough, or no fewer can be reached */
     RECOMPUTE_NOTHING,
-    OFFLOAD_ALL,      /* nothing is computed again; what lowers the peak is offloaded */
+    OFFLOAD_ALL, /* nothing is computed again; what lowers the peak is offloaded */
 } recompute_goal;
 
 /* How a cluster is made again, as users name it. */
