@@ -111,7 +111,7 @@ static int64_t lowest_free(const parts *p, int64_t bytes, int64_t *steps) {
     return offset;
 }
 
-static status place(ctx *c, tree_node *tree, int leaves, block *b, int64_t *steps) {
+static status place_block(ctx *c, tree_node *tree, int leaves, block *b, int64_t *steps) {
     parts p = {.count = 0};
     range taken;
 
@@ -169,7 +169,7 @@ static status place_all(ctx *c, block *blocks, int count, int times, order_key *
     *peak = 0;
     for (int i = 0; i < count && *peak < INT64_MAX; i++) {
         block *b = &blocks[ranks[i].index];
-        TRY(place(c, tree, leaves, b, steps));
+        TRY(place_block(c, tree, leaves, b, steps));
         if (b->offset + b->bytes > *peak) *peak = b->offset + b->bytes;
         if (*steps > most) *peak = INT64_MAX;
     }
@@ -291,7 +291,7 @@ static void keep_best(interval *items, const problem *p, int64_t reached, int64_
     for (int i = 0; i < p->count; i++) items[p->item[i]].offset = p->blocks[i].offset;
 }
 
-static status plan(ctx *c, interval *items, int count, int64_t alignment, int64_t redzone, int64_t *peak) {
+static status plan_offsets(ctx *c, interval *items, int count, int64_t alignment, int64_t redzone, int64_t *peak) {
     problem p = {0};
     int64_t reached, best = INT64_MAX, steps = 0;
 
@@ -317,7 +317,7 @@ status offsets_plan(ctx *c, interval *items, int count, int64_t alignment, int64
 
     for (int i = 0; i < count; i++) items[i].offset = 0;
     ctx_scratch_begin(c, &scratch);
-    return ctx_scratch_end(c, &scratch, plan(&scratch, items, count, alignment, redzone, peak));
+    return ctx_scratch_end(c, &scratch, plan_offsets(&scratch, items, count, alignment, redzone, peak));
 }
 
 status offsets_bound(ctx *c, const interval *items, int count, int64_t alignment, int64_t redzone, int64_t *bound) {

@@ -1,6 +1,8 @@
-/* peak.c -- finds when a plan's arena holds the most, and what is the largest there. */
+/* peak.c -- finds when a plan's arena holds the most and what is the largest there, and refuses what does not fit. */
 #include "plan/peak.h"
 
+#include "core/limit.h"
+#include "core/memory.h"
 #include "plan/sweep.h"
 
 #include <inttypes.h>
@@ -63,4 +65,30 @@ status plan_largest(ctx *c, const plan *p, char *text, size_t size) {
                                  r.at[i].what, r.at[i].node->op->name, r.at[i].node->name ? r.at[i].node->name : "-",
                                  r.at[i].bytes);
     return OK;
+}
+
+/* --- what does not fit -------------------------------------------------------------------------------------------------- */
+
+static status too_large(ctx *c, const plan *p, int64_t bytes, size_t there, const char *what) {
+    char largest[LARGEST_TEXT];
+
+    TRY(plan_largest(c, p, largest, sizeof largest));
+    return fail(c, E_NOMEM, "out of memory: a run takes %" PRId64 " bytes; %zu bytes %s; the largest: %s", bytes, there,
+                what, largest);
+}
+
+status plan_check_memory(ctx *c, const plan *p, bool joint) {
+    const int64_t bytes = p->run_bytes - p->arena_bytes + plan_arena_bytes(p, joint);
+
+    if (p->cuda || bytes == 0 || memory_would_fit((size_t)bytes)) return OK;
+    return too_large(c, p, bytes, memory_limits_now().room, "are free");
+}
+
+status plan_check_limit(ctx *c, const plan *p) {
+    enum { LOOKED_AT = 16 << 20 };
+    const size_t most = p->run_bytes > LOOKED_AT ? memory_limits_now().most : SIZE_MAX;
+
+    return p->cuda || (size_t)p->run_bytes <= most
+               ? OK
+               : too_large(c, p, p->run_bytes, most, "are all that this process may use");
 }

@@ -12,4 +12,9 @@ MUST_USE status plan_peak(ctx *c, const plan *p, bool joint, int *at, int64_t *b
 /* Names the largest blocks of that time, and what forward gives, with their bytes: "Gemm (/fc1) with 4096 bytes, ...". */
 MUST_USE status plan_largest(ctx *c, const plan *p, char *text, size_t size);
 
+/* E_NOMEM, with a sentence that names the largest blocks, where no run on the CPU could ever have the memory it needs. */
+MUST_USE status plan_check_limit(ctx *c, const plan *p);
+/* The same where there is not so much memory now. `joint`: for a run with a joint arena. */
+MUST_USE status plan_check_memory(ctx *c, const plan *p, bool joint);
+
 #endif

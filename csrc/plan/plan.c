@@ -1,17 +1,13 @@
 /* plan.c -- lives, in-place results, offsets, instructions. */
 #include "plan/plan.h"
 
-#include "core/limit.h"
-#include "core/memory.h"
 #include "core/size.h"
-#include "plan/peak.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t alignment(const plan *p) { return p->cuda ? PLAN_ALIGNED_ON_GPU : PLAN_ALIGNED; }
+static int64_t alignment_of(const plan *p) { return p->cuda ? PLAN_ALIGNED_ON_GPU : PLAN_ALIGNED; }
 #ifdef ORT_SANITIZE
 enum { REDZONE = 64 };
 #else
@@ -219,7 +215,7 @@ static status assign_joint(planner *pl, const interval *plain) {
     TRY(NEW(g->c, p->joint_grad, g->n_inputs));
     if (n) memcpy(items, plain, (size_t)n * sizeof *items);
     add_gradients(pl, items, &n);
-    TRY(offsets_plan(g->c, items, n, alignment(p), REDZONE, &p->joint_bytes));
+    TRY(offsets_plan(g->c, items, n, alignment_of(p), REDZONE, &p->joint_bytes));
     for (int i = 0; i < g->n_inputs; i++) p->joint_grad[i] = -1;
     for (int i = 0; i < n; i++) {
         block *b = p->of_block[i].value ? &pl->blocks[p->of_block[i].value->id] : NULL;
@@ -259,7 +255,7 @@ static status assign_offsets(planner *pl) {
         p->of_block[n] = (block_use){.node = nd};
         items[n++] = (interval){.bytes = (int64_t)work, .first = t, .last = t};
     }
-    TRY(offsets_plan(g->c, items, n, alignment(p), REDZONE + p->red_zone, &p->arena_bytes));
+    TRY(offsets_plan(g->c, items, n, alignment_of(p), REDZONE + p->red_zone, &p->arena_bytes));
     for (int i = 0; i < p->n_fixed; i++) p->fixed[i].offset = items[i].offset;
     if (n_fixed > p->n_fixed) p->seed_offset = items[p->n_fixed].offset;
     for (int i = n_fixed; i < n; i++) {
@@ -282,7 +278,7 @@ static void assign_constant(planner *pl, const value *v) {
     b->bytes = value_bytes(root);
     b->offset = p->constant_bytes;
     p->constants[p->n_constants++] = (device_constant){root->data, b->bytes, b->offset};
-    p->constant_bytes += (b->bytes + alignment(p) - 1) / alignment(p) * alignment(p);
+    p->constant_bytes += (b->bytes + alignment_of(p) - 1) / alignment_of(p) * alignment_of(p);
 }
 
 /* Every constant that an instruction reads, once. */
@@ -374,30 +370,6 @@ static void add_results(plan *p) {
     p->run_bytes = p->arena_bytes;
     for (int i = 0; i < g->n_outputs; i++) add_result(p, g->outputs[i]);
     for (const state_write *w = g->writes; w; w = w->next) add_result(p, w->value);
-}
-
-static status too_large(ctx *c, const plan *p, int64_t bytes, size_t there, const char *what) {
-    char largest[LARGEST_TEXT];
-
-    TRY(plan_largest(c, p, largest, sizeof largest));
-    return fail(c, E_NOMEM, "out of memory: a run takes %" PRId64 " bytes; %zu bytes %s; the largest: %s", bytes, there,
-                what, largest);
-}
-
-status plan_check_memory(ctx *c, const plan *p, bool joint) {
-    const int64_t bytes = p->run_bytes - p->arena_bytes + plan_arena_bytes(p, joint);
-
-    if (p->cuda || bytes == 0 || memory_would_fit((size_t)bytes)) return OK;
-    return too_large(c, p, bytes, memory_limits_now().room, "are free");
-}
-
-status plan_check_limit(ctx *c, const plan *p) {
-    enum { LOOKED_AT = 16 << 20 };
-    const size_t most = p->run_bytes > LOOKED_AT ? memory_limits_now().most : SIZE_MAX;
-
-    return p->cuda || (size_t)p->run_bytes <= most
-               ? OK
-               : too_large(c, p, p->run_bytes, most, "are all that this process may use");
 }
 
 status plan_make(graph *g, bool cuda, plan **out) {

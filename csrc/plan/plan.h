@@ -98,11 +98,6 @@ typedef struct plan {
  * E_UNSUPPORTED names an operator that has no kernel there. */
 MUST_USE status plan_make(graph *g, bool cuda, plan **out);
 
-/* E_NOMEM, with a sentence that names the largest blocks, where no run on the CPU could ever have the memory it needs. */
-MUST_USE status plan_check_limit(ctx *c, const plan *p);
-/* The same where there is not so much memory now. `joint`: for a run with a joint arena. */
-MUST_USE status plan_check_memory(ctx *c, const plan *p, bool joint);
-
 /* Bytes that a step takes beside its gradients, which the arena may have in it. */
 static inline int64_t plan_beside_gradients(const plan *p) {
     return p->joint_bytes ? p->joint_bytes - p->gradient_bytes : p->arena_bytes;

@@ -4,6 +4,7 @@
  * spare (core/memory.h). One such arena at a time for each model: a second forward that waits for its backward, or one
  * that begins while gradients are still held, would hold more with it than without. */
 #include "core/memory.h"
+#include "plan/peak.h"
 #include "py/plan.h"
 
 #include <pthread.h>

@@ -7,8 +7,9 @@ expects them. Parameters are inputs of the autograd node, so hooks on them, `tor
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -35,7 +36,6 @@ from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
 from ortmodule.runtime.executable import Executable, Executables, Flags, Repeated, draw_seed
 from ortmodule.runtime.grad_buckets import EarlyUse, chain, have_hooks
 from ortmodule.runtime.lazy_logits import FORWARD, HEAD, MOST_COPIED, Deferral, deferral_of
-from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.memory_settings import goal_of
 from ortmodule.runtime.module_state import ModuleState
 from ortmodule.runtime.read_checks import MOST_SHAPES, ReadChecks
@@ -51,6 +51,14 @@ _ONE_TENSOR = pytree.flatten((torch.empty(0), []), results=True)[1]
 
 #: Which forward of a wrapped module a call is of: its own, or one that a script has put in its place.
 OWN, ASSIGNED = "its own", "the one that was assigned"
+
+
+class OtherLengths(Protocol):
+    """The graphs of other lengths of a loop (runtime/lengths.py makes them)."""
+
+    graphs: OrderedDict[int, CompiledGraph | None]
+
+    def at(self, call: Call) -> CompiledGraph | None: ...
 
 
 class Call:
@@ -134,7 +142,7 @@ class CompiledGraph:
         self.variant = Variant("", "", 0)  # the calls that it is for
         self.missed = 0  # runs that did not hold
         self.origin = self  # the one that stands among the graphs of its key
-        self.lengths: Lengths | None = None  # the graphs of other lengths of its loop
+        self.lengths: OtherLengths | None = None
         off, unseen, model = config.passes_off, config.padding_unseen, capture.model.SerializeToString()
         graphs, triton = config.enable_cuda_graphs, TritonUse.of(config)
         self.session = Session(model, off, trace.nodes, unseen, graphs, tuning, None, triton)
@@ -231,7 +239,7 @@ class CompiledGraph:
 
     def at(self, call: Call) -> CompiledGraph | None:
         """The graph for the length of ``call``, where this one has a loop over it; itself where it has none. None,
-        raises: as in :meth:`Lengths.at`."""
+        raises: as in ``Lengths.at``."""
         return self if self.lengths is None else self.lengths.at(call)
 
     def fits(self, inputs: Sequence[torch.Tensor], shapes: tuple, epoch: int) -> bool:

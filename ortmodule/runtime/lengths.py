@@ -5,16 +5,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.loops.check import LoopCheck
 from ortmodule.core.errors import DoesNotHold
 from ortmodule.core.logger import LOGGER
 from ortmodule.engine.session import ENGINE_ERRORS, MOST_PLANS
-
-if TYPE_CHECKING:
-    from ortmodule.runtime.compiled_graph import Call, CompiledGraph
+from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 
 
 class Lengths:

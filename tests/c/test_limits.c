@@ -5,6 +5,7 @@
 #include "core/limit.h"
 #include "core/memory.h"
 #include "plan/compile.h"
+#include "plan/peak.h"
 
 #include "build.h"
 #include "machine.h"
