@@ -465,11 +465,14 @@ class Session:
         calls: Calls | None = None,
         gpu: torch.device | None = None,
         memory: MemoryGoal | None = None,
+        adds: bool = False,
     ) -> _core.Plan:
         """As :meth:`plan`, to be looked at: it is not kept, and this machine need not have the memory that its runs
         take. ``memory``: another goal."""
         of = tuple(specs), tuple(needs_grad), None if output_grads is None else tuple(output_grads)
-        return self._make(of, sizes, calls, gpu, memory or self.memory, any_size=True)
+        goal = memory or self.memory
+        adds = adds and of[2] is not None and goal.chooses
+        return self._make(of, sizes, calls, gpu, goal, any_size=True, adds=adds)
 
     def output_specs(self, specs: Sequence[Spec]) -> list[Spec] | None:
         """Types and shapes of the outputs for inputs of these, by a plan that costs little. None: data decides."""

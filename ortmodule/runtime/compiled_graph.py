@@ -34,7 +34,7 @@ from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.capture_budget import Variant
 from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
 from ortmodule.runtime.executable import Executable, Executables, Flags, Repeated, draw_seed
-from ortmodule.runtime.grad_buckets import EarlyUse, chain, have_hooks
+from ortmodule.runtime.grad_buckets import EarlyUse, chain, have_hooks, in_a_group
 from ortmodule.runtime.lazy_logits import FORWARD, HEAD, MOST_COPIED, Deferral, deferral_of
 from ortmodule.runtime.memory_settings import goal_of
 from ortmodule.runtime.module_state import ModuleState
@@ -321,7 +321,9 @@ class CompiledGraph:
         """
 
         self._reads.check_before(shapes, lambda: self._fed(inputs()))
-        plan = self.executables.sketch(shapes, self.predicted(), lambda: self._fed(inputs()), memory)
+        plan = self.executables.sketch(
+            shapes, self.predicted(), lambda: self._fed(inputs()), memory, self._hands_over()
+        )
         self._check_views(plan, shapes)
         return plan
 
@@ -335,8 +337,12 @@ class CompiledGraph:
 
     def joint(self, plan: Any) -> bool:
         """Has a step that makes its gradients by this plan a joint arena?"""
+        return plan.joint_bytes > 0 and not self._hands_over()
+
+    def _hands_over(self) -> bool:
+        """Is there a use for gradients before backward is through, even of a step that makes them?"""
         feeds = [self.feeds[i] for i in self.leaves]
-        return plan.joint_bytes > 0 and not have_hooks([feed.get() for feed in feeds if isinstance(feed, Slot)])
+        return in_a_group() or have_hooks([feed.get() for feed in feeds if isinstance(feed, Slot)])
 
     def predicted(self) -> Flags | None:
         """Which outputs of the next run will receive a gradient, probably; None: there is no backward."""

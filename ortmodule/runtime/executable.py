@@ -128,28 +128,29 @@ class Executables:
         grads: Flags | None,
         tensors: Callable[[], Sequence[torch.Tensor]],
         memory: MemoryGoal | None = None,
+        adds: bool = False,
     ) -> _core.Plan:
         """The plan that such a run has, without the run: see :meth:`Session.sketch`. ``tensors``: gives those of the
-        run, where data decides sizes; what counts these runs.
+        run, where data decides sizes; what counts these runs. ``adds``: as in :meth:`Session.plan`.
 
         Raises UnsupportedError where PyTorch runs a part of the graph, and has not yet.
         """
         deferral, level = self.deferral, self._level(grads)
         while deferral is not None and level:
-            plan = self._sketch(deferral.session(level), shapes, grads, tensors, memory)
+            plan = self._sketch(deferral.session(level), shapes, grads, tensors, memory, adds)
             if deferral.gains(level, plan):
                 return plan
             level -= 1
-        return self._sketch(self.session, shapes, grads, tensors, memory)
+        return self._sketch(self.session, shapes, grads, tensors, memory, adds)
 
     def _sketch(
         self, session: Session, shapes: tuple, grads: Flags | None,
-        tensors: Callable[[], Sequence[torch.Tensor]], memory: MemoryGoal | None,
+        tensors: Callable[[], Sequence[torch.Tensor]], memory: MemoryGoal | None, adds: bool,
     ) -> _core.Plan:  # fmt: skip
         specs, calls = self.specs_for(shapes), session.calls()
         sizes: tuple[int, ...] = ()
         while True:
-            plan = session.sketch(specs, self.needs, grads, sizes, calls, self.gpu, memory)
+            plan = session.sketch(specs, self.needs, grads, sizes, calls, self.gpu, memory, adds)
             if not plan.prologue:
                 return plan
             if plan.probe or (calls is not None and any(row[0] in HOST_OPERATORS for row in plan.code())):

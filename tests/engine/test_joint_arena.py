@@ -183,6 +183,18 @@ def test_where_gradients_wait_for_nothing_they_are_not_predicted_in_it():
     assert memory.predict(setting, x).total > less
 
 
+def test_with_hooks_the_plan_of_their_steps_is_predicted():
+    """At level 2 what is computed again depends on who holds the gradients."""
+    x, model = rows(ROWS, WIDTH), made(config=Config(memory_opt_level=2))
+    next(model.parameters()).register_hook(lambda grad: None)
+    peak = memory.predict(model, x)
+    for _ in range(2):
+        step(model, x=x)
+        model.zero_grad()
+    plan = plan_of(model)
+    assert plan.joint_bytes == 0 and peak.activations + peak.workspace == plan.arena_bytes
+
+
 def test_pages_stay_from_step_to_step():
     model = made()
     for _ in range(3):
