@@ -251,8 +251,8 @@ class Config:
     defer_logits: str = _setting(
         AUTO_FLAG, "auto",
         "logits that only the loss reads are computed when the script reads them, with the weights that their "
-        "forward had; backward goes through them all the same. `auto`: where that saves work, once the script "
-        "has not read them in two calls; `1`: always",
+        "forward had; backward goes through them all the same. `auto`: where that saves work, or much "
+        "memory, once the script has not read them in two calls; `1`: always",
     )
     memory_opt_level: int = _setting(
         number_from(0, 2), 0,

@@ -13,6 +13,7 @@ A call site that reads its logits gets them computed with everything else from t
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -41,6 +42,8 @@ MOST_SPECS = 128
 NOTHING, HEAD, FORWARD = range(3)
 #: Passes that leave something out where only the loss reads the logits, by what the run leaves out.
 GAINS = {HEAD: ("label_sparsity", "linear_loss", "padding_removal"), FORWARD: ("padding_removal",)}
+#: Logits whose memory is less than this part of the arena are no reason by themselves to leave the head out.
+WORTH_IT = 16
 #: Plans that leave out all that only the logits need, and gain nothing by that, before there are no more.
 MOST_IN_VAIN = 4
 #: Bytes of inputs that are copied for a forward that may run again.
@@ -62,6 +65,7 @@ class Deferral:
         self.touched, self._calls = False, WATCHED if forced else 0
         self.most = FORWARD if repeats else HEAD
         self._in_vain: set[int] | None = set()  # plans for that which gain nothing; None: one does
+        self._row_bytes = 0  # of the logits; 0: their memory is no reason to defer them
         self._make = {
             HEAD: lambda: session(without_head(model, head)),
             FORWARD: lambda: session(without_outputs(model, {head.logits, *beside.values()})),
@@ -81,9 +85,19 @@ class Deferral:
 
     def gains(self, level: int, plan: Any) -> bool:
         """Is this plan, which leaves so much out, worth it?"""
-        if level == NOTHING or (level == HEAD and self.forced):
+        if level == NOTHING or (level == HEAD and (self.forced or self._saves(plan))):
             return True
         return not (level == FORWARD and plan.writes) and any(name in plan.fired for name in GAINS[level])
+
+    def _saves(self, plan: Any) -> bool:
+        """Would the logits take much memory beside what such a run has?"""
+        _, hidden = plan.outputs[self.index]
+        return self._row_bytes * math.prod(hidden[:-1]) * WORTH_IT > plan.arena_bytes
+
+    def note_copies(self) -> None:
+        """Logits waited while an optimizer changed the head, whose weights were copied for them: that takes longer than
+        to write the logits."""
+        self._row_bytes = 0
 
     def pays(self, level: int, plan: Any) -> bool:
         """The same of a plan for a run. Where the first plans are not, no more are made."""
@@ -107,6 +121,9 @@ class Deferral:
             return {}
         beside = self.beside if self.most == FORWARD and self._calls < WATCHED else ()
         self._calls += 1
+        if self._calls == WATCHED:
+            logits = outputs[self.index]
+            self._row_bytes = logits.shape[-1] * logits.element_size() if logits.dim() else 0
         found: dict[int, torch.Tensor] = {}
         for i in (self.index, *beside):
             x = outputs[i]
@@ -269,6 +286,7 @@ class _WaitingHead(_Waiting):
     def keep_now(self, copies: dict[int, torch.Tensor]) -> None:
         if not self.copied:
             self.copied = True
+            self.deferral.note_copies()
             self.tensors = [_copied(weight, copies) for weight in self.tensors]
 
 

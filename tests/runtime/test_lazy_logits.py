@@ -348,10 +348,44 @@ def test_a_site_that_looks_is_never_deferred(monkeypatch):
 
 def test_nothing_to_gain(monkeypatch):
     monkeypatch.setattr("ortmodule.runtime.lazy_logits.LEAST_WEIGHTS", 1)
+    monkeypatch.setattr("ortmodule.runtime.lazy_logits.WORTH_IT", 0)
     wrapped = ORTModule(language_model().train())
     for i in range(WATCHED + 2):
         out = wrapped(**batch_of(kept=1.1, seed=i))
     assert isinstance(out.logits._source, _Computed) and "label_sparsity" not in explain(wrapped).fused
+
+
+def wait(out):
+    """Are the logits yet to be computed?"""
+    return isinstance(out.logits, Deferred) and not isinstance(out.logits._source, _Computed)
+
+
+def test_memory_is_a_gain(monkeypatch):
+    """Where the head saves no work the logits wait for the sake of their memory."""
+    monkeypatch.setattr("ortmodule.runtime.lazy_logits.LEAST_WEIGHTS", 1)
+    wrapped, model = pair()
+    outs = [wrapped(**batch_of(kept=1.1, seed=i)) for i in range(WATCHED + 2)]
+    assert [wait(out) for out in outs] == [False] * WATCHED + [True] * 2
+    assert not explain(wrapped).fused.keys() & {"label_sparsity", "linear_loss"}
+    close(outs[-1].logits, model(**batch_of(kept=1.1, seed=WATCHED + 1)).logits)
+
+
+def test_memory_is_no_gain_where_logits_wait_at_a_step(monkeypatch):
+    """A copy of the head's weights at every optimizer's step takes longer than to write the logits."""
+    monkeypatch.setattr("ortmodule.runtime.lazy_logits.LEAST_WEIGHTS", 1)
+    wrapped, model = pair()
+    steps = [(m, torch.optim.SGD(m.parameters(), 0.1)) for m in (wrapped, model)]
+    waits = []
+    for i in range(WATCHED + 3):
+        ours, eager = outs = [m(**batch_of(kept=1.1, seed=i)) for m, _ in steps]
+        waits.append(wait(ours))
+        for out, (_, optimizer) in zip(outs, steps, strict=True):
+            out.loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if i == WATCHED + 2:
+            close(ours.logits, eager.logits)
+    assert waits == [False] * WATCHED + [True] + [False] * 2
 
 
 @pytest.mark.parametrize("setting", ["0", "auto"])
