@@ -28,6 +28,7 @@ from tests.selection import FAST, sample, waits
 
 BUILD = os.environ.get("ORTMODULE_BUILD")
 DEADLINE = pytest.StashKey[float | None]()
+WAITING = pytest.StashKey[int]()
 if BUILD:
     # Imported now: pytest puts the repository, which has the package too, before everything else later on.
     sys.path.insert(0, os.path.abspath(BUILD))
@@ -101,7 +102,7 @@ def pytest_configure(config):
 
         end = "back" if config.getoption("--from-back") else "front"
         path = f"{config.getoption('--ran')}-{end}"
-        config.pluginmanager.register(Ran(path, lambda item: _is_left_out(config, item)))
+        config.pluginmanager.register(Ran(path, lambda item: _is_left_out(config, item) or _waits(config, item)))
     for end in "front", "back":
         if file := config.getoption(f"--from-{end}"):
             config.pluginmanager.register(BothEnds(file, end == "back", _indivisible))
@@ -132,26 +133,46 @@ def _is_left_out(config, item):
     return emulated and not config.getoption("--full") and item.get_closest_marker("emulated_full") is not None
 
 
+def _waits(config, item):
+    """For --full."""
+    if config.getoption("--full"):
+        return False
+    all_alike = torch.cuda.is_available()  # a GPU is quick, and seldom there
+    # (keywords have the names of folders, too)
+    return item.get_closest_marker("full") is not None or waits(item) and not all_alike
+
+
+def _keep(config, items, chosen):
+    """Of ``items``, which are changed, those that are chosen."""
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
+
+
 def pytest_collection_modifyitems(config, items):
-    left_out = [item for item in items if _is_left_out(config, item)]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not _is_left_out(config, item)]
+    _keep(config, items, [item for item in items if not _is_left_out(config, item)])
+    waiting = len(items)
+    _keep(config, items, [item for item in items if not _waits(config, item)])
+    config.stash[WAITING] = waiting - len(items)
     if config.getoption("--fast"):
-        chosen = sample(items)
-        config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
-        items[:] = chosen
+        _keep(config, items, sample(items))
     if config.getoption("--share"):
         first, step = map(int, config.getoption("--share").split("/"))
-        ours = [item for item in items if zlib.crc32(_indivisible(item).encode()) % step == first - 1]
-        config.hook.pytest_deselected(items=list(set(items) - set(ours)))
-        items[:] = ours
-    if not config.getoption("--full"):
-        all_alike = torch.cuda.is_available()  # a GPU is quick, and seldom there
-        for item in items:
-            # (keywords have the names of folders, too)
-            if item.get_closest_marker("full") or waits(item) and not all_alike:
-                item.add_marker(pytest.mark.skip(reason="only with --full"))
+        _keep(config, items, [item for item in items if zlib.crc32(_indivisible(item).encode()) % step == first - 1])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session):
+    """Lets go of the tests that are not run: each collection of garbage, and each search for what holds a tensor, would
+    walk through them."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and (deselected := reporter.stats.get("deselected")):
+        deselected[:] = deselected[:1] * len(deselected)  # their number is all that is shown
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if waiting := config.stash.get(WAITING, 0):
+        terminalreporter.line(f"{waiting} tests wait for --full")
 
 
 def _indivisible(item):
