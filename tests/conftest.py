@@ -10,6 +10,7 @@
 ORTMODULE_BUILD=dir   test the package built there (a sanitized build) instead of the installed one
 """
 
+import gc
 import os
 import random
 import sys
@@ -90,7 +91,9 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "emulated: run on the emulated GPU, too, as all of tests/cuda and tests/gpu")
     config.addinivalue_line("markers", "emulated_full: there only with --full")
     config.addinivalue_line("markers", "sanitized: there under sanitizers, too, as all of tests/cuda")
-    config.addinivalue_line("markers", "together(argument): in one process with those of its file with this argument")
+    config.addinivalue_line(
+        "markers", "together(argument...): in one process with those of its file with these arguments"
+    )
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "short")
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     # Steps of tests are short: no second graph would pay. (tests/runtime/test_capture_budget.py is about that.)
@@ -115,6 +118,17 @@ def pytest_make_parametrize_id(config, val, argname):
     if isinstance(val, dict) and all(isinstance(x, (str, int, float)) for x in val.values()):
         return ",".join(f"{name}={x}" for name, x in val.items()) or "nothing"
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Nothing of a million objects that it makes is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()  # they are old from now on
+        gc.enable()
 
 
 #: Markers of all tests in these folders.
@@ -178,7 +192,9 @@ def pytest_terminal_summary(terminalreporter, config):
 def _indivisible(item):
     """What all tests have in common that one process is to run."""
     mark = item.get_closest_marker("together")
-    return item.nodeid if mark is None else f"{item.path.name} {item.callspec.params[mark.args[0]]}"
+    if mark is None:
+        return item.nodeid
+    return f"{item.path.name} {[item.callspec.params[each] for each in mark.args]}"
 
 
 def pytest_sessionstart(session):

@@ -115,6 +115,13 @@ def test_folders_are_marked(request):
             assert bool(item.get_closest_marker("sanitized")) == (folder == "cuda"), item.nodeid
 
 
+def test_files_of_the_emulated_gpu_say_so(request):
+    """`scripts/test` looks for the word in files outside of these folders."""
+    marked = {item.path for item in request.session.items if item.get_closest_marker("emulated")}
+    for path in marked:
+        assert path.relative_to(ROOT / "tests").parts[0] in ("cuda", "gpu") or "mark.emulated" in path.read_text(), path
+
+
 TESTS = """
 import pytest
 
