@@ -25,7 +25,7 @@ import pytest
 import torch
 
 from tests.both_ends import BothEnds
-from tests.selection import FAST, sample, waits
+from tests.selection import COLLECTED, FAST, sample, waits
 
 BUILD = os.environ.get("ORTMODULE_BUILD")
 DEADLINE = pytest.StashKey[float | None]()
@@ -153,7 +153,7 @@ def _waits(config, item):
         return False
     all_alike = torch.cuda.is_available()  # a GPU is quick, and seldom there
     # (keywords have the names of folders, too)
-    return item.get_closest_marker("full") is not None or waits(item) and not all_alike
+    return item.get_closest_marker("full") is not None or waits(item.nodeid) and not all_alike
 
 
 def _keep(config, items, chosen):
@@ -164,6 +164,7 @@ def _keep(config, items, chosen):
 
 
 def pytest_collection_modifyitems(config, items):
+    config.stash[COLLECTED] = [item.nodeid for item in items if item.get_closest_marker("full") is None]
     _keep(config, items, [item for item in items if not _is_left_out(config, item)])
     waiting = len(items)
     _keep(config, items, [item for item in items if not _waits(config, item)])
