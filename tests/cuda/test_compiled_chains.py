@@ -190,7 +190,7 @@ for line in sys.stdin:
 @contextlib.contextmanager
 def processes(package):
     """``run(cwd, folder)``: in a process of its own, a chain is run; what cuda_chains says there."""
-    environment = {**os.environ, "PYTHONPATH": str(package), "ORTMODULE_BUILD": ""}
+    environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONSAFEPATH": "1", "ORTMODULE_BUILD": ""}
     command = [sys.executable, "-c", PROGRAM, str(ROOT)]
     with subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
 
