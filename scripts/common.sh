@@ -46,7 +46,8 @@ check_python() {
         install_system python3-dev
 }
 
-pip_install() { timeout 900 "$VENV/bin/python" -m pip install -q "$@"; }
+# Of 18,000 files a few thousand are ever imported: each is compiled then.
+pip_install() { timeout 900 "$VENV/bin/python" -m pip install -q --no-compile "$@"; }
 
 # PyTorch first: what comes later must find this version, or pip would bring the newest with several GB of CUDA.
 install_torch() {
@@ -81,8 +82,16 @@ hash_of_sources() {
     } | sha256sum | cut -c1-16
 }
 
+# What a build needs is installed first: the engine is compiled while the rest is (what fails there is shown by
+# install_project, which does it again).
 install_python_packages() {
+    local needed compiling
     say "installing Python packages into $VENV"
+    needed=$(grep -E '^(numpy|onnx|setuptools|wheel)==' scripts/requirements.txt)
+    # shellcheck disable=SC2086
+    pip_install $needed
+    "$VENV/bin/python" setup.py -q build_ext --inplace >/dev/null 2>&1 &
+    compiling=$!
     install_torch
     pip_install -r scripts/requirements.txt
     # Without its compiled parts. Only tests/zero needs it, and is left out where it is not there.
@@ -96,6 +105,7 @@ install_python_packages() {
     "$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' ||
         pip_install --no-deps "${NVIDIA[@]/#/nvidia-cuda-}" ||
         say "NVIDIA's packages could not be installed: tests that need them are left out"
+    wait "$compiling" || true
 }
 
 install_project() {

@@ -10,6 +10,7 @@
 ORTMODULE_BUILD=dir   test the package built there (a sanitized build) instead of the installed one
 """
 
+import gc
 import os
 import random
 import sys
@@ -24,10 +25,11 @@ import pytest
 import torch
 
 from tests.both_ends import BothEnds
-from tests.selection import FAST, sample, waits
+from tests.selection import COLLECTED, FAST, sample, waits
 
 BUILD = os.environ.get("ORTMODULE_BUILD")
 DEADLINE = pytest.StashKey[float | None]()
+WAITING = pytest.StashKey[int]()
 if BUILD:
     # Imported now: pytest puts the repository, which has the package too, before everything else later on.
     sys.path.insert(0, os.path.abspath(BUILD))
@@ -89,7 +91,9 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "emulated: run on the emulated GPU, too, as all of tests/cuda and tests/gpu")
     config.addinivalue_line("markers", "emulated_full: there only with --full")
     config.addinivalue_line("markers", "sanitized: there under sanitizers, too, as all of tests/cuda")
-    config.addinivalue_line("markers", "together(argument): in one process with those of its file with this argument")
+    config.addinivalue_line(
+        "markers", "together(argument...): in one process with those of its file with these arguments"
+    )
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "short")
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     # Steps of tests are short: no second graph would pay. (tests/runtime/test_capture_budget.py is about that.)
@@ -101,7 +105,7 @@ def pytest_configure(config):
 
         end = "back" if config.getoption("--from-back") else "front"
         path = f"{config.getoption('--ran')}-{end}"
-        config.pluginmanager.register(Ran(path, lambda item: _is_left_out(config, item)))
+        config.pluginmanager.register(Ran(path, lambda item: _is_left_out(config, item) or _waits(config, item)))
     for end in "front", "back":
         if file := config.getoption(f"--from-{end}"):
             config.pluginmanager.register(BothEnds(file, end == "back", _indivisible))
@@ -114,6 +118,17 @@ def pytest_make_parametrize_id(config, val, argname):
     if isinstance(val, dict) and all(isinstance(x, (str, int, float)) for x in val.values()):
         return ",".join(f"{name}={x}" for name, x in val.items()) or "nothing"
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Nothing of a million objects that it makes is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()  # they are old from now on
+        gc.enable()
 
 
 #: Markers of all tests in these folders.
@@ -132,32 +147,55 @@ def _is_left_out(config, item):
     return emulated and not config.getoption("--full") and item.get_closest_marker("emulated_full") is not None
 
 
+def _waits(config, item):
+    """For --full."""
+    if config.getoption("--full"):
+        return False
+    all_alike = torch.cuda.is_available()  # a GPU is quick, and seldom there
+    # (keywords have the names of folders, too)
+    return item.get_closest_marker("full") is not None or waits(item.nodeid) and not all_alike
+
+
+def _keep(config, items, chosen):
+    """Of ``items``, which are changed, those that are chosen."""
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
+
+
 def pytest_collection_modifyitems(config, items):
-    left_out = [item for item in items if _is_left_out(config, item)]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not _is_left_out(config, item)]
+    config.stash[COLLECTED] = [item.nodeid for item in items if item.get_closest_marker("full") is None]
+    _keep(config, items, [item for item in items if not _is_left_out(config, item)])
+    waiting = len(items)
+    _keep(config, items, [item for item in items if not _waits(config, item)])
+    config.stash[WAITING] = waiting - len(items)
     if config.getoption("--fast"):
-        chosen = sample(items)
-        config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
-        items[:] = chosen
+        _keep(config, items, sample(items))
     if config.getoption("--share"):
         first, step = map(int, config.getoption("--share").split("/"))
-        ours = [item for item in items if zlib.crc32(_indivisible(item).encode()) % step == first - 1]
-        config.hook.pytest_deselected(items=list(set(items) - set(ours)))
-        items[:] = ours
-    if not config.getoption("--full"):
-        all_alike = torch.cuda.is_available()  # a GPU is quick, and seldom there
-        for item in items:
-            # (keywords have the names of folders, too)
-            if item.get_closest_marker("full") or waits(item) and not all_alike:
-                item.add_marker(pytest.mark.skip(reason="only with --full"))
+        _keep(config, items, [item for item in items if zlib.crc32(_indivisible(item).encode()) % step == first - 1])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session):
+    """Lets go of the tests that are not run: each collection of garbage, and each search for what holds a tensor, would
+    walk through them."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and (deselected := reporter.stats.get("deselected")):
+        deselected[:] = deselected[:1] * len(deselected)  # their number is all that is shown
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if waiting := config.stash.get(WAITING, 0):
+        terminalreporter.line(f"{waiting} tests wait for --full")
 
 
 def _indivisible(item):
     """What all tests have in common that one process is to run."""
     mark = item.get_closest_marker("together")
-    return item.nodeid if mark is None else f"{item.path.name} {item.callspec.params[mark.args[0]]}"
+    if mark is None:
+        return item.nodeid
+    return f"{item.path.name} {[item.callspec.params[each] for each in mark.args]}"
 
 
 def pytest_sessionstart(session):

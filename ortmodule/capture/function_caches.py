@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.torch_private import get_tracing_state
+from ortmodule.guards.code_reader import is_library
 
 _Cache = functools._lru_cache_wrapper
 _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _PLAIN = {"torch", "ortmodule", *sys.stdlib_module_names}  # packages whose caches get no sizes
 #: Modules that were looked at, by name, and what stands in place of the caches that were found, with what they hold.
 _known: dict[str, tuple[Any, list[tuple[Any, Replacement]]]] = {}
+#: All modules at the latest look, and what was found in all of them but `__main__`, which grows in a notebook.
+_latest: tuple[list[Any], list[tuple[Any, Replacement]]] = [], []
 
 
 def _behind(value: Any) -> Any:
@@ -32,12 +37,29 @@ def _behind(value: Any) -> Any:
 
 def _is_given_something(value: Any) -> bool:
     """Is it a cache that may get sizes? One of a function without parameters (is this library installed?) gets none,
-    and libraries import such ones into hundreds of modules."""
+    nor does a library's whose parameters are texts and truth values: libraries import them into hundreds of modules."""
     cache = _behind(value)
-    if not isinstance(cache, _Cache):
-        return False
-    code = getattr(cache.__wrapped__, "__code__", None)
-    return code is None or bool(code.co_argcount or code.co_kwonlyargcount or code.co_flags & _VARIADIC)
+    return isinstance(cache, _Cache) and _may_take_sizes(cache.__wrapped__)
+
+
+@functools.lru_cache(maxsize=4096)
+def _may_take_sizes(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return True
+    parameters = code.co_argcount or code.co_kwonlyargcount or code.co_flags & _VARIADIC
+    if not parameters or not is_library(sys.modules.get(function.__module__)):
+        return bool(parameters)
+    return not all(map(_is_text_or_truth, inspect.signature(function).parameters.values()))
+
+
+def _is_text_or_truth(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return isinstance(parameter.default, (bool, str))
+    if isinstance(annotation, str):  # as it stands in the source
+        return {each.strip() for each in annotation.split("|")} <= {"str", "bool", "None"}
+    return set(get_args(annotation) or [annotation]) <= {str, bool, types.NoneType}
 
 
 def _caches_of(module: Any) -> list[tuple[Any, Replacement]]:
@@ -57,15 +79,22 @@ def _replacement(owner: Any, name: str, value: Any) -> Replacement:
     return Replacement(owner, name, call if cache is value else type(value)(call))
 
 
-def _caches() -> Iterator[tuple[Any, Replacement]]:
-    for name, module in list(sys.modules.items()):
-        known = _known.get(name)
-        if known is None or known[0] is not module or name == "__main__":  # the module of a notebook grows
-            plain = name.partition(".")[0] in _PLAIN or not hasattr(module, "__dict__")
-            known = module, [] if plain or not hasattr(module, "__name__") else _caches_of(module)
-            _known[name] = known
-        if known[1]:
-            yield from known[1]
+def _caches() -> list[tuple[Any, Replacement]]:
+    global _latest
+    modules = list(sys.modules.values())
+    if len(modules) != len(_latest[0]) or not all(map(operator.is_, modules, _latest[0])):
+        _latest = modules, [each for name in list(sys.modules) if name != "__main__" for each in _found_in(name)]
+    main = sys.modules.get("__main__")
+    return [*_latest[1], *(_caches_of(main) if isinstance(main, types.ModuleType) else ())]
+
+
+def _found_in(name: str) -> list[tuple[Any, Replacement]]:
+    """Those of one module, which is looked at once."""
+    module, known = sys.modules.get(name), _known.get(name)
+    if known is None or known[0] is not module:
+        plain = name.partition(".")[0] in _PLAIN or not hasattr(module, "__dict__")
+        known = _known[name] = module, [] if plain or not hasattr(module, "__name__") else _caches_of(module)
+    return known[1]
 
 
 def _holds_traced(value: Any) -> bool:

@@ -36,9 +36,11 @@ class Replacement:
 class _Place:
     """One attribute that is replaced: how it was found, and the replacements, the latest last."""
 
-    def __init__(self, owner: Any, name: str) -> None:
-        self.owner, self.name = owner, name
-        self.found, self.original = vars(owner).get(name, _MISSING), getattr(owner, name, None)
+    __slots__ = ("owner", "name", "found", "original", "latest")
+
+    def __init__(self, owner: Any, name: str, found: Any) -> None:
+        self.owner, self.name, self.found = owner, name, found
+        self.original = getattr(owner, name, None)
         self.latest: list[Replacement] = []
 
     def update(self) -> None:
@@ -61,25 +63,19 @@ def original(owner: Any, name: str) -> Any:
         return getattr(owner, name) if place is None else place.original
 
 
-def _enter(replacement: Replacement) -> None:
-    key = id(replacement.owner), replacement.name
-    with _lock:
-        place = _places.get(key) or _Place(replacement.owner, replacement.name)
-        place.latest.append(replacement)
-        _places[key] = place  # it keeps the owner, whose id is no other's meanwhile
-        place.update()
-
-
-def _leave(replacement: Replacement) -> None:
-    """Also where it was not entered, or halfway: an error or an interrupt may come anywhere."""
-    key = id(replacement.owner), replacement.name
-    with _lock:
-        place = _places.get(key)
-        if place is not None and replacement in place.latest:
-            place.latest.remove(replacement)
-            if not place.latest:
-                del _places[key]
-            place.update()
+def _enter_all(replacements: Iterable[Replacement], made: list[Replacement]) -> None:
+    """A trace makes hundreds. Each is added to ``made`` before."""
+    for replacement in replacements:
+        made.append(replacement)
+        owner, name = replacement.owner, replacement.name
+        key = id(owner), name
+        with _lock:
+            now = vars(owner).get(name, _MISSING)
+            place = _places.get(key) or _Place(owner, name, now)
+            place.latest.append(replacement)
+            _places[key] = place  # it keeps the owner, whose id is no other's meanwhile
+            if now is not replacement.value:
+                setattr(owner, name, replacement.value)
 
 
 @contextmanager
@@ -87,19 +83,26 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
     """Inside, these are in place; the last goes first. Where one cannot be made, those before it are undone."""
     made: list[Replacement] = []
     try:
-        for replacement in replacements:
-            made.append(replacement)
-            _enter(replacement)
+        _enter_all(replacements, made)
         yield
     finally:
         _leave_all(made)
 
 
 def _leave_all(made: list[Replacement]) -> None:
-    """The last goes first; an error or an interrupt in between keeps none of them in place."""
+    """The last goes first; an error or an interrupt in between keeps none of them in place. One that was not entered,
+    or halfway, is left all the same: an error or an interrupt may come anywhere."""
     try:
         while made:
-            _leave(made.pop())
+            replacement = made.pop()
+            key = id(replacement.owner), replacement.name
+            with _lock:
+                place = _places.get(key)
+                if place is not None and replacement in place.latest:
+                    place.latest.remove(replacement)
+                    if not place.latest:
+                        del _places[key]
+                    place.update()
     finally:
         if made:
             _leave_all(made)

@@ -8,7 +8,6 @@ the sizes that differ between them hidden: what the exporter does not see it can
 from __future__ import annotations
 
 import io
-import logging
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -159,17 +158,14 @@ def _quiet() -> Iterator[None]:
     Shape inference over the whole graph is left out (it takes three quarters of an export, and the engine has its own),
     and so are torch's checks of its own passes.
     """
-    logger = logging.getLogger("torch.onnx")
-    level, cache = logger.level, torch.is_autocast_cache_enabled()
+    cache = torch.is_autocast_cache_enabled()
     checked = replaced([Replacement(nn.RNNBase, "check_forward_args", _check_input)])
     try:
         with checked, quiet_exporter(onnx_types.settle, _verify_batch_size), warnings.catch_warnings():
             if not _remarks.shown:
                 warnings.simplefilter("ignore")
-                logger.setLevel(logging.ERROR)
             yield
     finally:
-        logger.setLevel(level)
         torch.set_autocast_cache_enabled(cache)
 
 

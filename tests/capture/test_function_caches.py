@@ -1,6 +1,8 @@
 """Functions with a cache that are given sizes: one graph for all of them, and nothing of a trace stays in the cache."""
 
 import functools
+import sys
+import types
 
 import einops
 import pytest
@@ -23,6 +25,12 @@ def flat(shape):
     return (shape[0], -1)
 
 
+@functools.cache
+def quarter(n: str):
+    """In a library such a cache would stay in place."""
+    return n // 4
+
+
 class Sizes:
     @staticmethod
     @functools.lru_cache
@@ -37,6 +45,7 @@ class Sizes:
 SIZES = Sizes()
 FUNCTIONS = {
     "a function": lambda x: x[:, : half(x.shape[1])],
+    "a wrong annotation": lambda x: x[:, : quarter(x.shape[1])],
     "a shape": lambda x: x.reshape(flat(x.shape)),
     "a static method": lambda x: x[:, : Sizes.third(x.shape[1])],
     "a method": lambda x: x.new_ones(SIZES.double(n=x.shape[1])).cumsum(0)[: x.shape[1], None] * x,
@@ -125,8 +134,38 @@ def test_a_cache_without_parameters_stays_in_place(monkeypatch):
         return sizes
 
     monkeypatch.setattr(function_caches, "_known", {})
+    monkeypatch.setattr(function_caches, "_latest", ([], []))
     for cache in installed, of_sizes:
         monkeypatch.setattr(Sizes, cache.__wrapped__.__name__, staticmethod(cache), raising=False)
     with function_caches.left_out():
         assert Sizes.installed is installed and Sizes.of_sizes is not of_sizes
     assert Sizes.of_sizes is of_sizes
+
+
+def found_in_a_library(monkeypatch, source):
+    """The names of a library's module whose functions are replaced."""
+    library = types.ModuleType("a_library")
+    library.__file__ = torch.__file__
+    exec(source, vars(library))
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    before = dict(vars(library))
+    with function_caches.left_out():
+        return {name for name, value in before.items() if vars(library)[name] is not value}
+
+
+TEXTS = ("version: str", "strict=False", "name: 'str | None' = None", "version: str, *, strict: bool = True")
+OTHERS = (
+    "n",
+    "version: str, n: int",
+    "version: str, *sizes",
+    "n: 'int | None' = None",
+    "n=8",
+    "items: tuple[str, ...]",
+)
+
+
+@pytest.mark.parametrize("parameters", [*TEXTS, *OTHERS])
+def test_a_librarys_cache_of_texts_stays_in_place(monkeypatch, parameters):
+    """They would be hundreds in each trace. One of the user's takes what it is given, whatever it says."""
+    source = f"import functools\n@functools.lru_cache\ndef cached({parameters}):\n    return None\n"
+    assert found_in_a_library(monkeypatch, source) == ({"cached"} if parameters in OTHERS else set())

@@ -1,5 +1,6 @@
 """Chains that are compiled at run time: a libnvrtc of ours has the C compiler make kernels for the emulated GPU."""
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -162,33 +163,55 @@ def test_a_mistake_is_told(nvrtc):
     assert "NVRTC does not compile a chain: chain.cu(1): error: a mistake" in _core.cuda_chains()["reason"]
 
 
+#: Imports once, which takes seconds; each line asks for a chain that is run in a process of its own, forked from there.
 PROGRAM = """
-import ctypes, json, sys
+import ctypes, json, os, sys
 from pathlib import Path
 import torch
 from ortmodule import _core
 sys.path.append(sys.argv[1])
 from tests.cuda.test_compiled_chains import check, rows
 there = Path(_core.__file__).parent / "libnvrtc.so.13"
-if there.exists():
-    ctypes.CDLL(str(there)).fake_nvrtc_allow(1)
-_core.cuda_chains(sys.argv[2])
-check((torch.float32, [(5, 7)], rows("Add", "Mul", "Max"), ["v2"]))
-print(json.dumps(_core.cuda_chains()))
+for line in sys.stdin:
+    if (child := os.fork()) == 0:
+        cwd, folder = json.loads(line)
+        os.chdir(cwd)
+        if there.exists():
+            ctypes.CDLL(str(there)).fake_nvrtc_allow(1)
+        _core.cuda_chains(folder)
+        check((torch.float32, [(5, 7)], rows("Add", "Mul", "Max"), ["v2"]))
+        print(json.dumps(_core.cuda_chains()), flush=True)
+        os._exit(0)
+    if os.waitpid(child, 0)[1] != 0:
+        print(json.dumps("it has failed"), flush=True)
 """
 
 
-def run(cwd, folder, package=None):
-    """A process of its own that runs a chain: what cuda_chains says there."""
-    path = str(package or Path(_core.__file__).resolve().parents[1])
-    environment = {**os.environ, "PYTHONPATH": path, "ORTMODULE_BUILD": ""}
-    command = [sys.executable, "-c", PROGRAM, str(ROOT), str(folder)]
-    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.strip().splitlines()[-1])
+@contextlib.contextmanager
+def processes(package):
+    """``run(cwd, folder)``: in a process of its own, a chain is run; what cuda_chains says there."""
+    environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONSAFEPATH": "1", "ORTMODULE_BUILD": ""}
+    command = [sys.executable, "-c", PROGRAM, str(ROOT)]
+    with subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+
+        def run(cwd, folder):
+            print(json.dumps([str(cwd), str(folder)]), file=server.stdin, flush=True)
+            found = json.loads(server.stdout.readline())
+            assert isinstance(found, dict), found
+            return found
+
+        yield run
+        server.stdin.close()
+        assert server.wait(60) == 0
 
 
-def test_kernels_are_kept_on_disk(tmp_path):
+@pytest.fixture(scope="module")
+def run():
+    with processes(Path(_core.__file__).resolve().parents[1]) as found:
+        yield found
+
+
+def test_kernels_are_kept_on_disk(run, tmp_path):
     """Damaged files, and files that are another chain's, are compiled again."""
     first = run(tmp_path, tmp_path)
     files = sorted(tmp_path.iterdir())
@@ -204,7 +227,7 @@ def test_kernels_are_kept_on_disk(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["group", "others", "link", "pipe"])
-def test_kernels_that_others_may_have_written_are_compiled_again(change, tmp_path):
+def test_kernels_that_others_may_have_written_are_compiled_again(run, change, tmp_path):
     """They would be loaded into a GPU: the checksum says that they are whole, not who made them."""
     folder = tmp_path / "kept"
     folder.mkdir(mode=0o700)
@@ -224,7 +247,7 @@ def test_kernels_that_others_may_have_written_are_compiled_again(change, tmp_pat
     assert run(tmp_path, folder)["compiled"] == 0
 
 
-def test_a_folder_that_cannot_be_used(tmp_path):
+def test_a_folder_that_cannot_be_used(run, tmp_path):
     (tmp_path / "file").write_text("")
     found = run(tmp_path, tmp_path / "file" / "deeper")
     assert found["compiled"] > 0 and found["read"] == 0
@@ -233,7 +256,8 @@ def test_a_folder_that_cannot_be_used(tmp_path):
 def test_without_the_library(tmp_path):
     package = tmp_path / "ortmodule"
     shutil.copytree(Path(_core.__file__).parent, package, ignore=shutil.ignore_patterns("libnvrtc*", "__pycache__"))
-    found = run(tmp_path, tmp_path, tmp_path)
+    with processes(tmp_path) as run:
+        found = run(tmp_path, tmp_path)
     assert found == {"compiled": 0, "read": 0, "reason": "there is no NVRTC: libnvrtc.so.13 was not found"}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import stages
-from tests.selection import FAMILIES, FAST, ONE_OF, sample, waits
+from tests.selection import COLLECTED, FAMILIES, FAST, ONE_OF, sample, waits
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -115,6 +115,13 @@ def test_folders_are_marked(request):
             assert bool(item.get_closest_marker("sanitized")) == (folder == "cuda"), item.nodeid
 
 
+def test_files_of_the_emulated_gpu_say_so(request):
+    """`scripts/test` looks for the word in files outside of these folders."""
+    marked = {item.path for item in request.session.items if item.get_closest_marker("emulated")}
+    for path in marked:
+        assert path.relative_to(ROOT / "tests").parts[0] in ("cuda", "gpu") or "mark.emulated" in path.read_text(), path
+
+
 TESTS = """
 import pytest
 
@@ -196,9 +203,9 @@ def test_two_processes_share_the_tests(tmp_path):
 def test_what_waits_for_full_is_one_of_several(request):
     """Of each test that is named there is a case in the ordinary run, and one that waits."""
     collected = {}
-    for item in request.session.items:
-        test = item.nodeid.partition("[")[0]
-        if test in ONE_OF and not item.get_closest_marker("full"):
-            collected.setdefault(test, set()).add(waits(item))
+    for name in request.config.stash[COLLECTED]:
+        test = name.partition("[")[0]
+        if test in ONE_OF:
+            collected.setdefault(test, set()).add(waits(name))
     assert all((ROOT / test.partition("::")[0]).exists() for test in ONE_OF)
     assert all(seen == {True, False} for seen in collected.values()), collected

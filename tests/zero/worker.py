@@ -1,6 +1,6 @@
 """One of two processes that train under DeepSpeed, with our parts and without; prints what it has seen as JSON.
 
-python worker.py <rank> <port> <dtype> <folder for checkpoints>
+python worker.py <rank> <port> <dtype,dtype...> <folder for checkpoints>
 """
 
 import datetime
@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 
-RANK, PORT, DTYPE, FOLDER = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+RANK, PORT, KINDS, FOLDER = int(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), sys.argv[4]
 os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(RANK), "RANK": str(RANK), "WORLD_SIZE": "2",
                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT}  # fmt: skip
 
@@ -34,7 +34,6 @@ for name in deepspeed.ops.__compatible_ops__:
     deepspeed.ops.__compatible_ops__[name] = False  # or it compiles its collectives for minutes
 type(get_accelerator()).is_fp16_supported = lambda self: True  # PyTorch computes it anywhere; this asks for speed
 
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.01}
 UNITS = {"units": True}  # the wrapped module is the unit that stage 3 gathers, not the whole model
 OVERFLOW = 2  # the step at which rank 1 has no finite gradients
@@ -59,24 +58,24 @@ class Net(nn.Module):
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) * factor
 
 
-def config(stage, options):
+def config(dtype, stage, options):
     chosen = {
         "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.5, "steps_per_print": 10**9,
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
     }  # fmt: skip
     if options == UNITS:
         chosen["zero_optimization"]["memory_efficient_linear"] = False  # a Python function of DeepSpeed's
-        return chosen | precision()
-    return chosen | precision() | options
+        return chosen | precision(dtype)
+    return chosen | precision(dtype) | options
 
 
-def precision():
-    if DTYPE == "float16":
+def precision(dtype):
+    if dtype == "float16":
         return {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 2, "hysteresis": 1}}
-    return {"bf16": {"enabled": True}} if DTYPE == "bfloat16" else {}
+    return {"bf16": {"enabled": True}} if dtype == "bfloat16" else {}
 
 
-def made(stage, ours, options):
+def made(dtype, stage, ours, options):
     torch.manual_seed(0)
     model = Net()
     if options == UNITS:
@@ -88,7 +87,8 @@ def made(stage, ours, options):
         optimizer = FusedAdam(model.parameters(), adam_w_mode=AdamWMode.ADAMW_TORCH, **SETTINGS)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), **SETTINGS)
-    engine, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config(stage, options))
+    settings = config(dtype, stage, options)
+    engine, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     if ours:
         assert FP16_Optimizer(optimizer) is optimizer and FP16_Optimizer(optimizer) is optimizer
     return engine
@@ -121,23 +121,23 @@ def replaced(optimizer):
     return sorted(found)
 
 
-def cell(stage, options):
-    overflow = OVERFLOW if DTYPE != "float32" else None
-    engines = {ours: made(stage, ours, options) for ours in (True, False)}
+def cell(dtype, stage, options):
+    overflow = OVERFLOW if dtype != "float32" else None
+    engines = {ours: made(dtype, stage, ours, options) for ours in (True, False)}
     seen = {ours: train(engine, 0, 6, overflow) for ours, engine in engines.items()}
     whole = engines[True].module
     report = explain(whole.block if options == UNITS else whole)
     result = {
-        "stage": stage, "options": options, "ours": seen[True], "theirs": seen[False],
+        "dtype": dtype, "stage": stage, "options": options, "ours": seen[True], "theirs": seen[False],
         "optimizer": type(engines[True].optimizer).__name__, "replaced": replaced(engines[True].optimizer),
         "captured": report.captured, "fallback": str(report.fallback), "outside": sorted(report.python_ops),
     }  # fmt: skip
     for ours, engine in engines.items():
-        engine.save_checkpoint(FOLDER, tag=f"{stage}-{len(options)}-{ours}")
+        engine.save_checkpoint(FOLDER, tag=f"{dtype}-{stage}-{len(options)}-{ours}")
         seen[ours] = train(engine, 6, 9)
     for ours in (True, False):  # each goes on from what the other has saved
-        engine = made(stage, ours, options)
-        engine.load_checkpoint(FOLDER, tag=f"{stage}-{len(options)}-{not ours}")
+        engine = made(dtype, stage, ours, options)
+        engine.load_checkpoint(FOLDER, tag=f"{dtype}-{stage}-{len(options)}-{not ours}")
         result["ours from theirs" if ours else "theirs from ours"] = [train(engine, 6, 9), seen[not ours]]
     return result
 
@@ -145,11 +145,12 @@ def cell(stage, options):
 def main():
     deepspeed.init_distributed("gloo", timeout=datetime.timedelta(seconds=60), verbose=False)
     # The usual stage 3 last: it replaces torch.nn.functional.linear for good.
-    cells = [(0, {}), (1, {}), (2, {}), (3, UNITS), (3, {})]
-    if DTYPE == "bfloat16":  # has an optimizer of its own
-        cells.insert(0, (1, {"data_types": {"grad_accum_dtype": "fp32"}}))
-    for stage, options in cells:
-        print(json.dumps(cell(stage, options)), flush=True)
+    cells = [(dtype, *each) for dtype in KINDS for each in [(0, {}), (1, {}), (2, {}), (3, UNITS)]]
+    cells += [(dtype, 3, {}) for dtype in KINDS]
+    if "bfloat16" in KINDS:  # has an optimizer of its own
+        cells.insert(0, ("bfloat16", 1, {"data_types": {"grad_accum_dtype": "fp32"}}))
+    for each in cells:
+        print(json.dumps(cell(*each)), flush=True)
     os._exit(0)  # gloo's threads may outlive their group
 
 
