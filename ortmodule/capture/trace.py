@@ -35,6 +35,7 @@ from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidde
 from ortmodule.capture.tensor_reads import TensorReads, given_to, set_by_forward
 from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, copied_in_trace, memory_of
 from ortmodule.capture.trace_record import Source, Trace, Write, path_in, vector
+from ortmodule.capture.traced_tables import TracedTables
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
@@ -328,6 +329,7 @@ class _Flat(nn.Module):
         args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
         own = tensors[: len(tensors) - len(self.resized)]  # of the call
         self.attributes = TensorReads(given_to(self.tree, own), self.mode.is_made)
+        tables = TracedTables(self.tree, own)
         self.effects = SideEffects(around, self.containers, (args, kwargs), self.arguments, own, self.regions)
         try:
             with (
@@ -335,6 +337,7 @@ class _Flat(nn.Module):
                 self.chance.looking(), self.recorder.numbers.converting(self.recorder),
                 object_reads.watched(self.recorder, around.values, self.before.values()),
                 self.attributes.watched(), replaced(size_types.as_numbers(lambda made: self.mode.know([made]))),
+                tables.in_place(),
             ):  # fmt: skip
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():
@@ -349,7 +352,7 @@ class _Flat(nn.Module):
             self._check_parameters()
             self._settle_hooks(hooks)
             forget_own(self.recorder, self.before, self.versions)
-            self.sets = self._sets(self.before, self.containers, self._elsewhere(result, own), result)
+            self.sets = self._sets(self.before, self.containers, self._elsewhere(result, own), result, tables)
             if self.tree.may_fill:
                 check_caches(self.tree, self.sets, self.recorder.met, self.versions, self.before, own)
             written = [i for i, flag in enumerate(changed) if flag and id(tensors[i]) not in self.mode.moved]
@@ -387,7 +390,6 @@ class _Flat(nn.Module):
         """A submodule has been traced: raises NotTraceable for what a graph cannot repeat."""
         if self.looks:
             self.chance.check()
-        if self.looks:
             self._check_parameters()
         if self.effects is not None and self.looks:
             with self.recorder.paused():
@@ -506,7 +508,9 @@ class _Flat(nn.Module):
         held = [*self.copies.values(), *(tensor for _, tensor, _ in self.given.values())]
         return {id(t) for t in (*tensors, *held, *pytree.flatten(result, results=True)[0])}
 
-    def _sets(self, before: dict[str, Contents], kept: list[Items], elsewhere: set[int], result: Any) -> list[Slot]:
+    def _sets(
+        self, before: dict[str, Contents], kept: list[Items], elsewhere: set[int], result: Any, tables: TracedTables
+    ) -> list[Slot]:  # fmt: skip
         """The attributes that forward set, and those by which it knows that it has put hooks on submodules. New
         contents of buffers and plain tensors are no such, but for tensors that are ``elsewhere``, too."""
         found, inside = [], []
@@ -529,7 +533,7 @@ class _Flat(nn.Module):
                     found.append(slot)
         if inside:
             with blaming(inside[0][-1]):
-                items, settled = changed_items(inside, kept, result)
+                items, settled = changed_items(inside, kept, result, tables.learn)
             found += items
             self.settled += settled
             self.refilled = [slot for slot, _, _ in inside] if items else []
