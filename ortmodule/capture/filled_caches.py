@@ -37,6 +37,19 @@ class FillsCache(BaseException):
         self.slots, self.numbers, self.tables = slots, numbers, tables
 
 
+def put_resized(
+    tree: Tree, places: Sequence[tuple[Any, Any]], tensors: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Puts the last of ``tensors`` into these places of the module, and returns those of slots by their names."""
+    slots = {(id(slot.holder), slot.key): slot.name for slot in tree.others}
+    found: dict[str, torch.Tensor] = {}
+    for (holder, key), tensor in zip(places, tensors[len(tensors) - len(places) :], strict=True):
+        holder[key] = tensor
+        if (id(holder), key) in slots:
+            found[slots[id(holder), key]] = tensor
+    return found
+
+
 def check_caches(
     tree: Tree, sets: Sequence[Slot], met: Mapping[Any, int], versions: Mapping[str, tuple[torch.Tensor, int]],
     before: Mapping[str, Contents], given: Iterable[torch.Tensor],

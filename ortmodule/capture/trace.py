@@ -28,7 +28,7 @@ from ortmodule.capture import (
 from ortmodule.capture.chance import Chance, DrawsOperand, Moved
 from ortmodule.capture.container_items import changed_items, check_value, settle_refilled, tensors_in
 from ortmodule.capture.data_numbers import Numbers
-from ortmodule.capture.filled_caches import check_caches, forget_own
+from ortmodule.capture.filled_caches import check_caches, forget_own, put_resized
 from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
@@ -313,7 +313,7 @@ class _Flat(nn.Module):
         versions = [t._version for t in tensors]
         named = zip(self.tree.parameters, parameters, strict=True)
         self.given = {slot.name: (slot, t, t._version) for slot, t in named}
-        self._put_resized(tensors)
+        self.copies |= put_resized(self.tree, self.resized, tensors)
         self.versions = {name: (t, t._version) for name, t in self.copies.items()}
         self.recorder.fields.ran = self.chance.ran
         with self.recorder.paused():
@@ -322,10 +322,7 @@ class _Flat(nn.Module):
             given = self.call.args if isinstance(self.call, functools.partial) else ()  # a forward that was assigned
             around = self.tree.caches.holders.snapshot(modules, given)
             self.mode.keep(parameters)
-            for slot in self.tree.counters:
-                attributes = self.tree.modules[slot.name.rpartition(".")[0]].__dict__
-                number: Any = symbolic_numbers.traced(self.counters[slot.name])
-                attributes[slot.key] = self.before[slot.name.rpartition(".")[0]].attributes[str(slot.key)] = number
+            self._put_counters()
         args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
         own = tensors[: len(tensors) - len(self.resized)]  # of the call
         self.attributes = TensorReads(given_to(self.tree, own), self.mode.is_made)
@@ -378,13 +375,11 @@ class _Flat(nn.Module):
         """What Python or NumPy draw in every run; a number lies ``between`` these, if that is known."""
         return drawn_values.draw(functools.partial(self.regions.node, "draw"), function, args, kwargs, between)
 
-    def _put_resized(self, tensors: Sequence[torch.Tensor]) -> None:
-        """The last of ``tensors`` are the module's, in their places."""
-        for (holder, key), tensor in zip(self.resized, tensors[len(tensors) - len(self.resized) :], strict=True):
-            holder[key] = tensor
-            for slot in self.tree.others:
-                if slot.holder is holder and slot.key == key:
-                    self.copies[slot.name] = tensor
+    def _put_counters(self) -> None:
+        for slot in self.tree.counters:
+            attributes = self.tree.modules[slot.name.rpartition(".")[0]].__dict__
+            number: Any = symbolic_numbers.traced(self.counters[slot.name])
+            attributes[slot.key] = self.before[slot.name.rpartition(".")[0]].attributes[str(slot.key)] = number
 
     def look(self) -> None:
         """A submodule has been traced: raises NotTraceable for what a graph cannot repeat."""

@@ -71,12 +71,12 @@ class TracedTables:
             raise FillsCache([], [], [made])
 
     def refuse(self, tables: list[SizeTable], what: str) -> NoReturn:
-        """Raises FillsCache, which leaves this call to PyTorch, or NotTraceable. From now on they are no tables."""
+        """Raises FillsCache, which leaves this call to PyTorch; from now on they are no tables. Or NotTraceable."""
+        if not self.tree.may_keep:
+            raise NotTraceable(what)
         for table in tables:
             table.refused = True
-        if self.tree.may_keep:
-            raise FillsCache([], [], [], what)
-        raise NotTraceable(what)
+        raise FillsCache([], [], [], what)
 
 
 def _whole(name: str) -> Callable[..., Any]:

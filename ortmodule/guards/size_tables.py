@@ -20,7 +20,7 @@ from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.size_expr import Formula
 
 
-class Slot(Protocol):
+class DictAttribute(Protocol):
     """An attribute (`inventory.Slot`)."""
 
     name: str
@@ -85,7 +85,7 @@ class SizeTable:
     """What a dictionary holds under one key. As a holder (`Inventory.resized`) it has the tensors of this thread's
     latest call by their numbers."""
 
-    def __init__(self, attribute: Slot, parts: Any, traced: Shapes) -> None:
+    def __init__(self, attribute: DictAttribute, parts: Any, traced: Shapes) -> None:
         """``attribute``: holds the dictionary. ``parts``: of the key, as met in a trace at the sizes ``traced``."""
         self.attribute, self.key = attribute, Key(parts)
         self.structure: pytree.Structure | None = None  # of what it holds; None: there was nothing yet

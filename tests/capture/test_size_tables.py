@@ -203,7 +203,8 @@ class Block(nn.Module):
         self.memo, self.use = {}, use
 
     def forward(self, x):
-        return self.last(self.use(self, self.first(x)))
+        h = self.first(x)
+        return self.last(self.use(self, h))
 
 
 class Stack(nn.Module):
@@ -213,7 +214,7 @@ class Stack(nn.Module):
 
     def forward(self, x):
         for block in self.blocks:
-            x = x + block(x)
+            x = block(x) + x
         return x
 
 
