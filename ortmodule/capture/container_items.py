@@ -9,7 +9,7 @@ does not touch them (`Attributes.refilled`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,10 +28,11 @@ Inside = Sequence[tuple[Slot, str | None, str]]
 
 
 def changed_items(
-    inside: Inside, before: Sequence[Items], result: Any
+    inside: Inside, before: Sequence[Items], result: Any, learn: Callable[[Slot, Any, Any], None]
 ) -> tuple[list[Slot], list[tuple[Slot, Any]]]:  # fmt: skip
     """What forward has set in what the attributes ``inside`` hold; and what it sets once
-    (`self.config.kind = "text"`): constants, where none was. ``result``: of forward.
+    (`self.config.kind = "text"`): constants, where none was. ``result``: of forward. ``learn``: is told
+    of dictionaries, keys and values that no run sets.
 
     Raises ChangesAround for another change, NotTraceable for a value that no run could set.
     """
@@ -56,7 +57,9 @@ def changed_items(
                 settled.append((Slot(f"{places[0].label()}.{key}", container, key), new))
                 continue
             cached = type(key) is not str and key not in then and not any(t.requires_grad for t in tensors_in(new))
-            if isinstance(new, CONSTANTS) or not _is_key(key) or cached:  # a table for each length: the submodule's
+            if isinstance(new, CONSTANTS) or not _is_key(key) or cached:  # a table for each length
+                if len(places) == 1 and not places[0].steps:
+                    learn(places[0].attribute, key, new)
                 raise _changes(inside)
             check_value(f"an item of the attribute {places[0].label()}", new)
             found.append(InsideSlot(f"{places[0].label()}[{key!r}]", container, key, places, number))

@@ -19,6 +19,7 @@ from ortmodule.core.torch_private import TracedValue, get_value_trace
 from ortmodule.guards.inventory import Slot, path_of
 from ortmodule.guards.isolation import Contents
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.size_tables import SizeTable
 
 MOST_CALLS = 2  # that a module gets for filling its caches
 
@@ -26,10 +27,27 @@ MOST_CALLS = 2  # that a module gets for filling its caches
 class FillsCache(BaseException):
     """Forward fills a cache. It goes through the user's code, whose handlers of errors must not take it."""
 
-    def __init__(self, slots: list[Slot], numbers: list[Slot]) -> None:
-        """``slots``: with tensors, ``numbers``: that it sets beside them."""
-        super().__init__(f"forward fills a cache ({', '.join(slot.name for slot in slots)}), which later calls find")
-        self.slots, self.numbers = slots, numbers
+    def __init__(
+        self, slots: list[Slot], numbers: list[Slot], tables: Sequence[SizeTable] = (), text: str = ""
+    ) -> None:
+        """``slots``: with tensors, ``numbers``: that it sets beside them; ``tables``: in dictionaries. ``text``: why
+        PyTorch runs this call, where it is for another reason."""
+        names = (*(slot.name for slot in slots), *(table.attribute.name for table in tables))
+        super().__init__(text or f"forward fills a cache ({', '.join(names)}), which later calls find")
+        self.slots, self.numbers, self.tables = slots, numbers, tables
+
+
+def put_resized(
+    tree: Tree, places: Sequence[tuple[Any, Any]], tensors: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Puts the last of ``tensors`` into these places of the module, and returns those of slots by their names."""
+    slots = {(id(slot.holder), slot.key): slot.name for slot in tree.others}
+    found: dict[str, torch.Tensor] = {}
+    for (holder, key), tensor in zip(places, tensors[len(tensors) - len(places) :], strict=True):
+        holder[key] = tensor
+        if (id(holder), key) in slots:
+            found[slots[id(holder), key]] = tensor
+    return found
 
 
 def check_caches(
@@ -53,7 +71,7 @@ def check_caches(
     for slot in (*sets, *others):
         value: Any = slot.find()
         tensor = value.tensor if symbolic_numbers.is_one(value) else value
-        if not isinstance(tensor, torch.Tensor) or tensor.requires_grad or _follows_from(get_value_trace(tensor), call):
+        if not isinstance(tensor, torch.Tensor) or tensor.requires_grad or follows_from(get_value_trace(tensor), call):
             continue
         asked = asked or met.get((id(slot.holder), slot.key)) == id(then(slot))
         if tensor is value and not is_number(tensor):
@@ -78,7 +96,7 @@ def forget_own(
                 del recorder.attributes[id(module), name]
 
 
-def _follows_from(value: TracedValue, call: Container[int]) -> bool:
+def follows_from(value: TracedValue, call: Container[int]) -> bool:
     """Does ``value`` follow from the elements of tensors of the ``call``, or from chance?"""
     asked, known = [(value, False)], set()
     while asked:

@@ -50,6 +50,7 @@ from ortmodule.core.torch_private import (
 from ortmodule.guards import item_reads
 from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.item_reads import KINDS
+from ortmodule.guards.shown_texts import is_shown
 
 #: Models ask whether numbers overflow. What was drawn has next to nothing to do with the answer, and a run that finds
 #: another one is none of the graph's.
@@ -57,6 +58,7 @@ _FINITE = {"aten::isfinite", "aten::isnan", "aten::isinf", "aten::isposinf", "at
 _ROUNDING = 1e-14
 _RECOMPUTED = " (with ORTMODULE_MEMORY_OPT_LEVEL=1 in its place the engine computes layers again)"
 _OURS = ("ortmodule.", "torch.jit.", "torch.onnx.")  # classes of modules that a trace is made with
+_TORCH = torch.__path__[0]
 MOST_ELEMENTS = 16  # of a tensor that is read as a whole
 
 _current = threading.local()
@@ -337,16 +339,22 @@ def _from_data(recorder: Recorder, tensor: torch.Tensor, name: str) -> Any:
     return NotImplemented
 
 
-def _unwatched(name: str) -> Replacement:
-    """Text for people: what it shows decides nothing."""
+def _text(name: str) -> Replacement:
+    """Text for people decides nothing; other text is a read."""
 
     def make(original):
-        def method(*args, **kwargs):
+        def method(tensor, *args, **kwargs):
             recorder = active()
             if recorder is None:
-                return original(*args, **kwargs)
+                return original(tensor, *args, **kwargs)
+            frame = sys._getframe(1)
             with recorder.paused():
-                return original(*args, **kwargs)
+                if not (frame.f_code.co_filename.startswith((PACKAGE, _TORCH)) or is_shown(frame)):
+                    recorder.read(tensor)
+                number = number_of(tensor)
+                if number is None:
+                    return original(tensor, *args, **kwargs)
+                return getattr(type(number), name)(number, *args, **kwargs)
 
         return method
 
@@ -537,7 +545,7 @@ def _weighted() -> Replacement:
 
 
 def _is_torch(file: str) -> bool:
-    return file.startswith(torch.__path__[0])
+    return file.startswith(_TORCH)
 
 
 _WAYS_OUT = {
@@ -567,7 +575,7 @@ _COMPARISONS = {getattr(owner, name): compare for owner in (torch.Tensor, torch)
 _item = torch.Tensor.item
 _REPLACEMENTS = [
     *(_watched(torch.Tensor, name, watch) for name, watch in _WAYS_OUT.items()),
-    *(_unwatched(name) for name in ("__format__", "__repr__", "__str__")),
+    *(_text(name) for name in ("__format__", "__repr__", "__str__")),
     _hashes(),
     _of_numbers("__divmod__", lambda a, b: (a // b, a % b)),
     _of_numbers("__rdivmod__", lambda b, a: (a // b, a % b)),

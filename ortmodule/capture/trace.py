@@ -28,13 +28,14 @@ from ortmodule.capture import (
 from ortmodule.capture.chance import Chance, DrawsOperand, Moved
 from ortmodule.capture.container_items import changed_items, check_value, settle_refilled, tensors_in
 from ortmodule.capture.data_numbers import Numbers
-from ortmodule.capture.filled_caches import check_caches, forget_own
+from ortmodule.capture.filled_caches import check_caches, forget_own, put_resized
 from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
 from ortmodule.capture.tensor_reads import TensorReads, given_to, set_by_forward
 from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, copied_in_trace, memory_of
 from ortmodule.capture.trace_record import Source, Trace, Write, path_in, vector
+from ortmodule.capture.traced_tables import TracedTables
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
@@ -312,7 +313,7 @@ class _Flat(nn.Module):
         versions = [t._version for t in tensors]
         named = zip(self.tree.parameters, parameters, strict=True)
         self.given = {slot.name: (slot, t, t._version) for slot, t in named}
-        self._put_resized(tensors)
+        self.copies |= put_resized(self.tree, self.resized, tensors)
         self.versions = {name: (t, t._version) for name, t in self.copies.items()}
         self.recorder.fields.ran = self.chance.ran
         with self.recorder.paused():
@@ -321,13 +322,11 @@ class _Flat(nn.Module):
             given = self.call.args if isinstance(self.call, functools.partial) else ()  # a forward that was assigned
             around = self.tree.caches.holders.snapshot(modules, given)
             self.mode.keep(parameters)
-            for slot in self.tree.counters:
-                attributes = self.tree.modules[slot.name.rpartition(".")[0]].__dict__
-                number: Any = symbolic_numbers.traced(self.counters[slot.name])
-                attributes[slot.key] = self.before[slot.name.rpartition(".")[0]].attributes[str(slot.key)] = number
+            self._put_counters()
         args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
         own = tensors[: len(tensors) - len(self.resized)]  # of the call
         self.attributes = TensorReads(given_to(self.tree, own), self.mode.is_made)
+        tables = TracedTables(self.tree, own)
         self.effects = SideEffects(around, self.containers, (args, kwargs), self.arguments, own, self.regions)
         try:
             with (
@@ -335,6 +334,7 @@ class _Flat(nn.Module):
                 self.chance.looking(), self.recorder.numbers.converting(self.recorder),
                 object_reads.watched(self.recorder, around.values, self.before.values()),
                 self.attributes.watched(), replaced(size_types.as_numbers(lambda made: self.mode.know([made]))),
+                tables.in_place(),
             ):  # fmt: skip
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():
@@ -349,7 +349,7 @@ class _Flat(nn.Module):
             self._check_parameters()
             self._settle_hooks(hooks)
             forget_own(self.recorder, self.before, self.versions)
-            self.sets = self._sets(self.before, self.containers, self._elsewhere(result, own), result)
+            self.sets = self._sets(self.before, self.containers, self._elsewhere(result, own), result, tables)
             if self.tree.may_fill:
                 check_caches(self.tree, self.sets, self.recorder.met, self.versions, self.before, own)
             written = [i for i, flag in enumerate(changed) if flag and id(tensors[i]) not in self.mode.moved]
@@ -375,19 +375,16 @@ class _Flat(nn.Module):
         """What Python or NumPy draw in every run; a number lies ``between`` these, if that is known."""
         return drawn_values.draw(functools.partial(self.regions.node, "draw"), function, args, kwargs, between)
 
-    def _put_resized(self, tensors: Sequence[torch.Tensor]) -> None:
-        """The last of ``tensors`` are the module's, in their places."""
-        for (holder, key), tensor in zip(self.resized, tensors[len(tensors) - len(self.resized) :], strict=True):
-            holder[key] = tensor
-            for slot in self.tree.others:
-                if slot.holder is holder and slot.key == key:
-                    self.copies[slot.name] = tensor
+    def _put_counters(self) -> None:
+        for slot in self.tree.counters:
+            attributes = self.tree.modules[slot.name.rpartition(".")[0]].__dict__
+            number: Any = symbolic_numbers.traced(self.counters[slot.name])
+            attributes[slot.key] = self.before[slot.name.rpartition(".")[0]].attributes[str(slot.key)] = number
 
     def look(self) -> None:
         """A submodule has been traced: raises NotTraceable for what a graph cannot repeat."""
         if self.looks:
             self.chance.check()
-        if self.looks:
             self._check_parameters()
         if self.effects is not None and self.looks:
             with self.recorder.paused():
@@ -506,7 +503,9 @@ class _Flat(nn.Module):
         held = [*self.copies.values(), *(tensor for _, tensor, _ in self.given.values())]
         return {id(t) for t in (*tensors, *held, *pytree.flatten(result, results=True)[0])}
 
-    def _sets(self, before: dict[str, Contents], kept: list[Items], elsewhere: set[int], result: Any) -> list[Slot]:
+    def _sets(
+        self, before: dict[str, Contents], kept: list[Items], elsewhere: set[int], result: Any, tables: TracedTables
+    ) -> list[Slot]:  # fmt: skip
         """The attributes that forward set, and those by which it knows that it has put hooks on submodules. New
         contents of buffers and plain tensors are no such, but for tensors that are ``elsewhere``, too."""
         found, inside = [], []
@@ -529,7 +528,7 @@ class _Flat(nn.Module):
                     found.append(slot)
         if inside:
             with blaming(inside[0][-1]):
-                items, settled = changed_items(inside, kept, result)
+                items, settled = changed_items(inside, kept, result, tables.learn)
             found += items
             self.settled += settled
             self.refilled = [slot for slot, _, _ in inside] if items else []

@@ -20,6 +20,7 @@ from ortmodule.core.tensor_copies import cloned
 from ortmodule.core.torch_private import TracedGraph
 from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.inventory import Slot
+from ortmodule.guards.size_tables import SizeTable
 from ortmodule.host.host_node import Node
 
 
@@ -87,6 +88,8 @@ class Trace:
         count = len(tensors) - len(self.resized)
         for (holder, key), tensor in zip(self.resized, tensors[count:], strict=True):
             holder[key] = tensor
+        for table in {id(holder): holder for holder, _ in self.resized if isinstance(holder, SizeTable)}.values():
+            table.put([t.shape for t in tensors[:count]])
         copies = [cloned(t) if t.requires_grad and t.is_leaf else t for t in tensors[:count]]
         arguments = structure.rebuild(copies)
         held = pytree.containers(arguments)

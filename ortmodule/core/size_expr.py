@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,25 +71,59 @@ def _is_plain(constant: Any) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Formula:
+    """How Python computes a number from sizes. ``sizes``: what they are in the trace. ``steps``: a size by its number,
+    a constant, or a function of what earlier steps compute; the last one's is the number."""
+
+    sizes: tuple[int, ...]
+    steps: tuple[tuple[Any, Any], ...]
+
+    def at(self, sizes: Sequence[Any]) -> Any:
+        """The number for other sizes; None: there is none."""
+        known: list[Any] = []
+        try:
+            for function, operands in self.steps:
+                if function is _size:
+                    known.append(sizes[operands])
+                elif function is _constant:
+                    known.append(operands)
+                else:
+                    known.append(function(*(known[i] for i in operands)))
+        except (ArithmeticError, TypeError):
+            return None
+        return known[-1]
+
+
 def number_of(tensor: torch.Tensor) -> float | int | bool | None:
     """The value of a traced tensor that :func:`is_number`, as Python computes it; None: it is none, or not known."""
+    formula = formula_of(tensor)
+    return None if formula is None else formula.at(formula.sizes)
+
+
+def formula_of(tensor: torch.Tensor) -> Formula | None:
+    """That of a traced tensor that :func:`is_number`; None: it is none, or a size is not known."""
     if not is_number(tensor):
         return None
-    known: dict[int, Any] = {}
-    last = get_value_trace(tensor)
-    asked = [last]
+    places: dict[int, int] = {}
+    sizes: list[int] = []
+    steps: list[tuple[Any, Any]] = []
+    asked = [get_value_trace(tensor)]
     while asked:
         value = asked[-1]
         operands = _operands(value)
-        if unknown := [v for v in operands if v.unique() not in known]:
+        if unknown := [v for v in operands if v.unique() not in places]:
             asked += unknown
             continue
         asked.pop()
+        if value.unique() in places:
+            continue
+        places[value.unique()] = len(steps)
         try:
-            known[value.unique()] = _computed(value.node(), [known[v.unique()] for v in operands])
-        except (ArithmeticError, LookupError, TypeError):
+            steps.append(_step(value.node(), [places[v.unique()] for v in operands], sizes))
+        except LookupError:
             return None
-    return known[last.unique()]
+    return Formula(tuple(sizes), tuple(steps))
 
 
 def _operands(value: _Value) -> list[_Value]:
@@ -104,16 +139,23 @@ def _divides(node: TracedNode) -> bool:
     return node.kind() == "aten::mul" and next(node.inputs()).node().kind() == "aten::reciprocal"
 
 
-def _computed(node: TracedNode, operands: list) -> Any:
+def _step(node: TracedNode, operands: list[int], sizes: list[int]) -> tuple[Any, Any]:
     """Raises LookupError where no size is known."""
     if node.kind() == "prim::Constant":
         constant = node.output().toIValue()
-        return constant.item() if isinstance(constant, torch.Tensor) else constant
+        return _constant, constant.item() if isinstance(constant, torch.Tensor) else constant
     if node.kind() == "prim::NumToTensor":
-        return _size(next(node.inputs()).node())
-    if _divides(node):
-        return operands[1] / operands[0]
-    return _ARITHMETIC[node.kind()](*operands)
+        sizes.append(_size(next(node.inputs()).node()))
+        return _size, len(sizes) - 1
+    return (_divided if _divides(node) else _ARITHMETIC[node.kind()]), operands
+
+
+def _divided(divisor: Any, number: Any) -> Any:
+    return number / divisor
+
+
+def _constant() -> None:
+    """Stands for one among the steps of a formula."""
 
 
 def _size(node: TracedNode) -> int:

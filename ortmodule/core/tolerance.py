@@ -3,8 +3,8 @@
 Two right ways to compute something differ by roundings, which a module may magnify: a mean that cancels, a norm of
 something constant. To see how much, the module runs in PyTorch once more, on inputs and parameters that are rounded
 once more: a result may differ by as much as that changes it. One such run need not show all: a ReLU whose operand is
-near 0 decides much at once, on either side. So a small gradient may differ by a little of itself, which is next to
-nothing beside all gradients (:func:`is_small_share`).
+near 0 decides much at once, on either side. How far all gradients together move shows it: on which of them that falls
+is chance. So a small gradient may differ by a little of itself that is no more than that (:func:`is_little`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import torch
 
 #: How far results may be apart, relative to their largest element.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-#: What a small gradient is off may be this share of all gradients, times the tolerance, and at most so much of itself.
-OF_ALL, OF_ITSELF = 0.2, 1e-2
+OF_ITSELF = 1e-2  # at most so much may a small gradient be off: what is left out, or wrong, is more
 MAGNIFIED = 8  # times what one rounding of the operands does: the many inside of a module
 
 
@@ -39,16 +38,16 @@ def is_rounding(found: torch.Tensor, expected: torch.Tensor, moved: torch.Tensor
     return bool(off <= MAGNIFIED * by)
 
 
-def norm_of_all(gradients: Iterable[torch.Tensor | None]) -> float:
-    """The norm of all these together."""
-    return math.hypot(*(g.detach().double().norm().item() for g in gradients if g is not None and g.numel()))
+def movement(before: Iterable[torch.Tensor | None], after: Iterable[torch.Tensor | None]) -> float:
+    """How far all these gradients together are from each other."""
+    pairs = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None and a.numel()]
+    return math.hypot(*((a.detach().double() - b.detach().double()).norm().item() for a, b in pairs))
 
 
-def is_small_share(found: torch.Tensor, expected: torch.Tensor, everything: float) -> bool:
-    """Is what a gradient is off next to nothing beside all gradients, whose norm is ``everything``, and little of
-    itself? One that is absent, of another sign or scaled never is."""
-    tolerance = TOLERANCE.get(expected.dtype)
-    if tolerance is None or found.shape != expected.shape or found.dtype != expected.dtype:
+def is_little(found: torch.Tensor, expected: torch.Tensor, moved: float) -> bool:
+    """Is what a gradient is off little of itself, and no more than some roundings move all gradients together?
+    ``moved``: how far one does (:func:`movement`). One that is absent, of another sign or scaled never is."""
+    if found.shape != expected.shape or found.dtype != expected.dtype or not expected.is_floating_point():
         return False
     off, own = (found.detach().double() - expected.double()).norm().item(), expected.double().norm().item()
-    return off <= tolerance * (own + OF_ALL * everything) and off <= OF_ITSELF * own
+    return off <= MAGNIFIED * moved and off <= OF_ITSELF * own

@@ -28,7 +28,7 @@ from ortmodule.core.errors import Incomparable
 from ortmodule.core.logger import Log
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.tensor_copies import cloned, with_attributes
-from ortmodule.core.tolerance import is_rounding, is_small_share, norm_of_all, rounded
+from ortmodule.core.tolerance import is_little, is_rounding, movement, rounded
 from ortmodule.core.torch_private import is_batched
 from ortmodule.debug import bisect
 from ortmodule.debug.bisect import difference
@@ -150,18 +150,32 @@ class _Moved:
         self._run, self._failed = run, False
         self._made: Eager | None = None
 
-    def explains(self, ours: torch.Tensor, theirs: torch.Tensor, of: Callable[..., Any], modes: Any = None) -> bool:
-        """Is ``ours`` as far from ``theirs`` as one rounding moves that? ``of``: the tensor in a run. ``modes``: those
-        that forward ran in, if they are not the present ones."""
+    def explains(self, ours: torch.Tensor, theirs: torch.Tensor, of: Callable[..., Any]) -> bool:
+        """Is ``ours`` as far from ``theirs`` as one rounding moves that? ``of``: the tensor in a run."""
+        moved = self._found(of, None)
+        return moved is not None and is_rounding(ours.detach(), theirs.detach(), moved.detach())
+
+    def explains_gradient(
+        self, ours: torch.Tensor, k: int, expected: Sequence[torch.Tensor | None], of: Callable[..., Any], modes: Any
+    ) -> bool:
+        """The same of number ``k`` of the gradients ``expected``, which ``of`` gives of a run. ``modes``: those that
+        forward ran in."""
+        gradients, theirs = self._found(of, modes), expected[k]
+        if gradients is None or theirs is None or gradients[k] is None:
+            return False
+        rounding = is_rounding(ours.detach(), theirs.detach(), gradients[k].detach())
+        return rounding or is_little(ours, theirs, movement(expected, gradients))
+
+    def _found(self, of: Callable[..., Any], modes: Any) -> Any:
+        """What ``of`` gives of the run; None: there is none. ``modes``: if they are not the present ones."""
         try:
             if self._made is None and not self._failed:
                 self._failed = True  # until it is there
                 with modes.set() if modes is not None else contextlib.nullcontext():
                     self._made = self._run()
-            moved = None if self._made is None else of(self._made)
+            return None if self._made is None else of(self._made)
         except Exception:  # other numbers may be none that forward takes
-            return False
-        return moved is not None and is_rounding(ours.detach(), theirs.detach(), moved.detach())
+            return None
 
 
 class _PieceRun:
@@ -374,7 +388,7 @@ class Verifier:
             self.log.warn_once(f"ORTMODULE_VERIFY cannot compare the gradients of a call: {error}")
             return
         self.gradients += 1
-        scale, everything = bisect.share(expected), norm_of_all(expected)
+        scale = bisect.share(expected)
         for i, ours, theirs, k in zip(graph.leaves, got, expected, range(len(expected)), strict=True):
             if eager.leaves[k] is None:
                 continue
@@ -385,9 +399,7 @@ class Verifier:
                 text = "" if other is None or not other.any() or ours is None else "is there, but not in PyTorch"
             else:
                 text = difference(ours, theirs, scale, case.tolerance)
-                if text and is_small_share(ours, theirs, everything):
-                    text = ""
-                if text and moved.explains(ours, theirs, lambda run, k=k: gradients(run)[k], graph.modes):
+                if text and moved.explains_gradient(ours, k, expected, gradients, graph.modes):
                     text = ""
             if text:
                 self._report(

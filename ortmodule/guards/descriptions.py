@@ -74,6 +74,7 @@ class Description:
     attributes: list[tuple[Any, str, Any]] = field(default_factory=list)  # (of an object or a class, name, value)
     objects: list[Any] = field(default_factory=list)  # plain ones
     polled: bool = False  # it can change without a sign in `containers` and `attributes`
+    refilled: bool = False  # it is no matter which tensors are in its containers
 
     def mutable(self) -> list[Any]:
         """Everything in it that can be changed in place."""
@@ -96,13 +97,13 @@ def describe(
     refilled: bool = False,
 ) -> Description:  # fmt: skip
     """``value`` as something that is equal for equal ones. ``names``: of modules and tensors, by their ids. ``read``:
-    what counts of plain objects; ``items``: of the value, a dictionary or a namespace. ``refilled``: it is no matter
-    which tensors are in it.
+    what counts of plain objects; ``items``: of the value, a dictionary or a namespace. ``refilled``: as of
+    :class:`Description`.
 
     Raises Unguardable.
     """
-    found = Description()
-    _Walk(found, found.parts, names or {}, read or {}, refilled=refilled).add(value, items)
+    found = Description(refilled=refilled)
+    _Walk(found, found.parts, names or {}, read or {}).add(value, items)
     return found
 
 
@@ -151,10 +152,10 @@ class _Walk:
 
     def __init__(
         self, found: Description, parts: list[Any], names: dict[int, str], read: Fields, shallow: bool = False,
-        met: dict[int, int] | None = None, refilled: bool = False,
+        met: dict[int, int] | None = None,
     ) -> None:  # fmt: skip
         self.found, self.names, self.read, self.shallow = found, names, read, shallow
-        self.parts, self.containers, self.refilled = parts, found.containers, refilled
+        self.parts, self.containers = parts, found.containers
         self.met: dict[int, int] = met or {}
         self.depth = len(self.met)
 
@@ -221,7 +222,7 @@ class _Walk:
     def _tensor(self, value: torch.Tensor) -> Any:
         """A tensor that is the attribute itself is an input of graphs; one in a container is a part of them."""
         if self.depth:
-            return "a tensor" if self.refilled else Is(value)
+            return "a tensor" if self.found.refilled else Is(value)
         return str(value.layout), value.dtype, value.requires_grad, value.device, value.shape
 
     def _container(self, value: Any, cls: type) -> None:
@@ -300,7 +301,7 @@ class _Walk:
         for name in names:
             # What is met in one field is no matter of another one, which other graphs may not read.
             parts: list[Any] = []
-            walk = _Walk(self.found, parts, self.names, self.read, self.shallow, dict(self.met), self.refilled)
+            walk = _Walk(self.found, parts, self.names, self.read, self.shallow, dict(self.met))
             walk.field(value, name)
             values[name] = parts
         return SomeFields(values, order)
@@ -320,7 +321,7 @@ class _Walk:
             if step[1] not in held:
                 parts.append("missing")
             else:
-                walk = _Walk(self.found, parts, self.names, self.read, self.shallow, dict(self.met), self.refilled)
+                walk = _Walk(self.found, parts, self.names, self.read, self.shallow, dict(self.met))
                 walk.add(held[step[1]], known.of(step))
             values[step] = parts
         return SomeFields(values, order)

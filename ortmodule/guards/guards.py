@@ -32,6 +32,7 @@ from ortmodule.guards.global_reads import Place, read_by, read_by_code, read_of
 from ortmodule.guards.inside_slots import InsideSlot, are_found
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.item_reads import ITEM, ItemReads
+from ortmodule.guards.size_tables import SizeTable
 
 MOST_VALUES = 2  # of a number that graphs are for
 MOST_SHOWN = 64  # parts of an attribute that a text shows
@@ -60,6 +61,7 @@ class Attributes:
         self.counted: set[Key] = set()  # numbers that graphs take as they are: their types count
         #: Containers that forward changes: the tensors in them, which earlier calls have left, are no matter.
         self.refilled: set[Key] = set()
+        self.tables: dict[Key, list[SizeTable]] = {}  # of attributes that hold dictionaries: inputs of graphs
         self.resized: set[Key] = set()  # tensors whose sizes do not count
         self.varying: list[Key] = []  # numbers that change again and again, and tensors of other sizes than before
         self.now: dict[Key, Description | None] = {}  # None: cannot be compared
@@ -198,6 +200,8 @@ class Attributes:
             value = getattr(type(owner), name, MISSING)
         if id(owner) not in self._paths:
             return describe_other(owner, value, self._fields)
+        if isinstance(value, dict) and any(not table.refused for table in self.tables.get(key, ())):
+            return Description([type(value)])
         items = self._items.get(key) if type(value) in item_reads.KINDS else None
         place = id(value) if items is None and key not in self.refilled else key
         if place not in known:

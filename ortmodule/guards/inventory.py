@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ortmodule.guards.sharded import sharded_in
+from ortmodule.guards.size_tables import SizeTable
 from ortmodule.guards.tensor_attributes import TensorAttributes
 
 _numbers = itertools.count()
@@ -117,6 +118,7 @@ class Inventory:
         self._counters: list[Slot] = []  # attributes that graphs take as numbers
         #: Places of tensors without a gradient that are replaced by others of other sizes: grown tables and masks.
         self.resized: list[tuple[dict[str, Any], str]] = []
+        self.tables: list[SizeTable] = []  # what dictionaries hold under sizes
         self._ties: list[tuple[Slot, Slot]] = []  # one tensor in two places
         self._holders = [
             (m, name, m.__dict__[name], _entries_with_tensor(m.__dict__[name]))
@@ -192,12 +194,13 @@ class Inventory:
         if not any(holder is other and key == name for other, name in self.resized):
             self.resized.append((holder, key))
 
-    def resized_tensors(self) -> tuple[list[tuple[dict[str, Any], str]], list[torch.Tensor], list[Any]]:
-        """The places among :attr:`resized` that hold such a tensor now, the tensors, and what the others hold."""
-        places: list[tuple[dict[str, Any], str]] = []
+    def resized_tensors(self) -> tuple[list[tuple[Any, Any]], list[torch.Tensor], list[Any]]:
+        """The places among :attr:`resized`, and in :attr:`tables` for the latest call of this thread, that hold such a
+        tensor now, the tensors, and what the others hold."""
+        places: list[tuple[Any, Any]] = []
         tensors: list[torch.Tensor] = []
         others: list[Any] = []
-        for place in self.resized:
+        for place in (*self.resized, *((table, i) for table in self.tables for i in table.numbers())):
             tensor: Any = place[0].get(place[1])
             if type(tensor) in PLAIN_TENSORS and not tensor.requires_grad and 0 not in tensor.shape:
                 places.append(place)

@@ -7,7 +7,7 @@ trace in the module.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from ortmodule.guards.guards import Attributes, Guards, Sites
 from ortmodule.guards.holders import Holders
 from ortmodule.guards.inventory import PLAIN_TENSORS, Inventory, Slot
 from ortmodule.guards.module_hooks import GLOBAL_HOOKS, HOOKS, ModuleHooks
+from ortmodule.guards.size_tables import SizeTable
 
 MOST_KEYS = 1024  # of one tree
 _numbers = itertools.count()
@@ -56,6 +57,7 @@ class Tree(Inventory):
         self.caches = Caches()
         self.may_fill = False  # may PyTorch run a call that fills a cache, before anything is captured?
         self.fills = 0  # such calls
+        self.may_keep = False  # the same of one that puts tables for sizes into a dictionary
         self._keys: dict[tuple, int] = {}  # numbers of keys
         self._buffers: tuple = ()  # what they were at the latest look
 
@@ -83,6 +85,18 @@ class Tree(Inventory):
         for slot in numbers:
             self.count(slot.name.rpartition(".")[0], str(slot.key))
 
+    def keep(self, tables: Iterable[SizeTable], shapes: Sequence[Sequence[int]]) -> None:
+        """PyTorch is about to run a call, with inputs of these sizes, that fills ``tables``."""
+        for table in tables:
+            table.fill(shapes)
+            self._add_table(table)
+
+    def _add_table(self, table: SizeTable) -> None:
+        owner = next((m for m in self.modules.values() if m.__dict__ is table.attribute.holder), None)
+        if owner is not None:
+            self.tables.append(table)
+            self.attributes.tables.setdefault((id(owner), table.attribute.key), []).append(table)
+
     def learn_changes(self) -> None:
         """What changes again and again graphs take as it is from now on: numbers, and the sizes of tables."""
         for identity, key in self.attributes.varying:
@@ -103,6 +117,8 @@ class Tree(Inventory):
         self.fills = other.fills
         for holder, key in other.resized:
             self.resize(holder, key)
+        for table in other.tables:
+            self._add_table(table)
         for slot in other.counters:
             path = slot.name.rpartition(".")[0]
             if path in self.modules and slot.key in self.modules[path].__dict__:

@@ -64,7 +64,8 @@ class OtherLengths(Protocol):
 class Call:
     """One call: its tensors, what they stand in, and what a captured graph holds for, the inputs' sizes aside."""
 
-    __slots__ = ("forward", "which", "state", "tree", "arguments", "inputs", "count", "given", "shapes", "key")
+    __slots__ = ("forward", "which", "state", "tree", "arguments", "inputs", "count", "given", "shapes", "key",
+                 "waits")  # fmt: skip
 
     def __init__(
         self, forward: Callable, which: str, state: ModuleState, arguments: pytree.Structure,
@@ -78,7 +79,11 @@ class Call:
         kinds: list[Any] = []
         missing: list[Any] = []
         shapes = []
-        if self.tree.resized:
+        self.waits = False  # for a call that PyTorch runs, and that fills a table
+        if self.tree.tables:
+            own = tuple([tensor.shape for tensor in inputs])
+            self.waits = not all([table.select(own) for table in self.tree.tables])
+        if self.tree.resized or self.tree.tables:
             _, more, missing = self.tree.resized_tensors()
             inputs = inputs + more
         self.inputs = inputs

@@ -407,16 +407,19 @@ class Dispatcher:
     def _captured(self, call: Call, part: int, misses: list[DoesNotHold] | None) -> Any:
         """The result of a graph that is made for ``call``. Raises Waits where that is not to be made now."""
         note(call.tree.caches.changing, call.arguments, call.key[1:])
+        if call.waits:
+            raise self._waits(call, "forward keeps a table for each size, and none for these yet")
         variant = self._variant(call, misses)
         while True:
             try:
-                call.tree.may_fill = self._may_fill(call.tree)
+                call.tree.may_keep = not self.fallback.strict and not in_backward()
+                call.tree.may_fill = call.tree.may_keep and self._may_fill(call.tree)
                 made = self._compiled(call, part, variant)
             except FillsCache as reason:
                 self.budget.discard(variant)
                 raise self._fills(call, reason) from None
             finally:
-                call.tree.may_fill = False
+                call.tree.may_fill = call.tree.may_keep = False
             if self.state().watch.holds(call.inputs[: call.count]):
                 raise NotInEngine(Cause.DATA, "forward reads a tensor from elsewhere that it is given, too")
             try:
@@ -441,13 +444,18 @@ class Dispatcher:
 
     def _may_fill(self, tree: Tree) -> bool:
         """May PyTorch run a call that fills a cache, so that a later one is captured?"""
-        return tree.fills < MOST_CALLS and self.budget.bounded and not self.fallback.strict and not in_backward()
+        return tree.fills < MOST_CALLS and self.budget.bounded
 
     def _fills(self, call: Call, reason: FillsCache) -> Waits:
-        call.tree.fill(reason.slots, reason.numbers)
+        if reason.slots:
+            call.tree.fill(reason.slots, reason.numbers)
+        call.tree.keep(reason.tables, call.shapes[: call.count])
         self.states.forget()
         self.log.info(str(reason))
-        waits = Waits(None, str(reason), "")
+        return self._waits(call, str(reason))
+
+    def _waits(self, call: Call, reason: str) -> Waits:
+        waits = Waits(None, reason, "")
         waits.inputs = call.inputs[: call.count]
         return waits
 

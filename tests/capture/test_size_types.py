@@ -2,6 +2,7 @@
 
 import copy
 import numbers
+import threading
 
 import pytest
 import torch
@@ -120,6 +121,35 @@ def test_nothing_is_left():
     compare(MODULES["LayerNorm"])
     assert (isinstance, nn.Parameter.__new__, torch.Tensor.__deepcopy__) == before
     assert not hasattr(torch.zeros(()), "bit_length")
+
+
+def test_other_threads_see_the_ordinary_one():
+    """Also one that traces for itself."""
+    sizes, done, wrong = [], threading.Event(), []
+    values = torch.ones(3), torch.ones(()), 3, 3.0
+
+    def look():
+        def forward(x):
+            sizes.append(isinstance(x.shape[0], torch.Tensor))
+            return x * 2
+
+        asked = 0
+        while not done.is_set() or not asked:
+            found = [isinstance(x, kind) for x in values for kind in (torch.Tensor, int)]
+            wrong.extend(found if found != [True, False, True, False, False, True, False, False] else ())
+            asked += 1
+            if asked % 50 == 1:
+                torch.jit.trace(forward, torch.ones(2, 3), check_trace=False)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for name in ("LayerNorm", "Linear", "Parameter"):
+            assert compare(MODULES[name]).captured
+    finally:
+        done.set()
+        thread.join()
+    assert sizes and all(sizes) and not wrong
 
 
 def test_code_that_asks_whether_it_is_traced():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ortmodule.core.tolerance import is_small_share, norm_of_all
+from ortmodule.core.tolerance import is_little, movement
 
 WRONG = {
     "zero": torch.zeros_like,
@@ -27,19 +27,23 @@ def gradient(size=1.0):
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_found(name, size):
     found = gradient(size)
-    assert not is_small_share(WRONG[name](found), found, norm_of_all([found, gradient(), None]))
+    assert not is_little(WRONG[name](found), found, 1.0)
 
 
-@pytest.mark.parametrize("off, small, large", [(1e-6, True, True), (2e-3, True, False), (8e-3, True, False)])
-def test_a_little_of_a_small_one(off, small, large):
-    """``off``: of itself."""
-    tiny, own = gradient(1e-3), gradient()
-    everything = norm_of_all([tiny, own])
-    noise = torch.randn(32, generator=torch.Generator().manual_seed(1))
-    for each, expected in ((tiny, small), (own, large)):
-        moved = each + off * each.norm() * noise / noise.norm()
-        assert is_small_share(moved, each, everything) == expected
+@pytest.mark.parametrize("off, moved, expected", [
+    (1e-6, 1e-6, True), (7e-6, 1e-6, True), (9e-6, 1e-6, False), (9e-3, 1.0, True), (1.1e-2, 1.0, False),
+    (1e-9, 0.0, False),
+])  # fmt: skip
+def test_a_little_of_itself(off, moved, expected):
+    """``off``: of a gradient of norm 1, where one rounding moves all gradients by ``moved``."""
+    own = gradient() / gradient().norm()
+    noise = torch.randn(32, generator=torch.Generator().manual_seed(1)).double()
+    found = (own.double() + off * noise / noise.norm()).float()
+    if off < 1e-8:
+        found, own = own.double() + off * noise / noise.norm(), own.double()
+    assert is_little(found, own, moved) == expected
 
 
-def test_the_norm_of_all():
-    assert norm_of_all([torch.tensor([3.0]), None, torch.zeros(0), torch.tensor([[4.0]])]) == 5.0
+def test_how_far_gradients_move():
+    before = [torch.tensor([3.0]), None, torch.zeros(0), torch.tensor([[4.0]]), torch.ones(2)]
+    assert movement(before, [torch.zeros(1), torch.ones(1), torch.zeros(0), torch.zeros(1, 1), None]) == 5.0
