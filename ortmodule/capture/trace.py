@@ -62,6 +62,8 @@ from ortmodule.host.collectives import recording as recording_collectives
 from ortmodule.host.host_node import Node, leaves_of
 from ortmodule.host.opaque_regions import CALL, Opaque, Regions, eagerly
 from ortmodule.host.opaque_regions import recording as recording_regions
+from ortmodule.host.parallel_layers import Parts
+from ortmodule.host.parallel_layers import recording as recording_parts
 from ortmodule.lowering import export
 from ortmodule.lowering.decompose import rewrite
 from ortmodule.lowering.functionalize import without_view_writes
@@ -172,7 +174,7 @@ def _record(
             no_collections(), scalar_guards.recording() as flat.recorder, flat.mode, function_caches.left_out(),
             export.tracing(flat),
             recording_regions(flat.regions), recording_collectives(flat.collectives),
-            saved_tensors_hooks(saved.pack, saved.unpack),
+            recording_parts(flat.mode.parts), saved_tensors_hooks(saved.pack, saved.unpack),
         ):  # fmt: skip
             try:
                 chance.seed(high)
@@ -181,6 +183,8 @@ def _record(
                 graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
                 flat.mode.check()
                 flat.collectives.check()
+                if flat.mode.parts is not None:
+                    flat.mode.parts.settle()
             except Unflattenable as error:
                 failure = NotTraceable(f"forward returns {error}")
             except Exception as error:
@@ -291,6 +295,8 @@ class _Flat(nn.Module):
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
         self.recorder, self.mode = scalar_guards.Recorder(), TraceMode(regions.draw, regions.node)
         self.collectives = Collectives(regions.node, self.mode.write)
+        if tree.parallel:
+            self.mode.parts = Parts(tree, regions.node, self.mode.__torch_function__)
 
     def state_dict(  # type: ignore[override]  # torch has overloads
         self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
@@ -474,6 +480,8 @@ class _Flat(nn.Module):
         self.sources: list[Source] = []
         outputs: list[torch.Tensor] = []
         for tensor in leaves:
+            if hasattr(type(tensor), "to_local"):
+                raise NotTraceable("forward returns, or keeps, a DTensor, which a graph does not make")
             number = symbolic_numbers.stands_for_one(tensor) or (id(tensor) not in known and is_number(tensor))
             if id(tensor) not in known and (name := set_by_forward(tensor)):
                 raise NotTraceable(f"forward sets the attribute {name} of its result")
@@ -485,7 +493,7 @@ class _Flat(nn.Module):
         self.carried = {i: len(outputs) + n for n, i in enumerate(i for i in changed if tensors[i].requires_grad)}
         outputs += [tensors[i] for i in self.carried]
         self.requires_grad = [t.requires_grad for t in outputs]
-        known |= self.leaves
+        known |= self.leaves | {id(slot.leaf): Source("state", slot.name) for slot in self.tree.parameters}
         reached = [leaves_of([t], self.regions) for t in outputs]
         self.reaches = [frozenset(known[key].key for key in found if key in known) for found in reached]
         if any(t.requires_grad and t.is_leaf for t in outputs):

@@ -27,6 +27,7 @@ from ortmodule.core.torch_private import (
     untraced,
 )
 from ortmodule.host import collectives
+from ortmodule.host.parallel_layers import Parts
 
 
 class Saved:
@@ -70,6 +71,7 @@ class TraceMode(TorchFunctionMode):
         """``draw``: makes a node of a call that draws from a torch.Generator. ``node``: one of any function."""
         super().__init__()
         self.draw, self.node = draw, node
+        self.parts: Parts | None = None  # of DTensors
         self.differentiates = torch.is_grad_enabled()
         self.outside: dict[int, torch.Tensor] = {}
         self._before: dict[int, Elements] = {}  # of those
@@ -172,6 +174,8 @@ class TraceMode(TorchFunctionMode):
             if _is_of_data(function, "__get__"):  # or no version would tell that a parameter is changed through it
                 return args[0].detach()
             return function(*args, **(kwargs or {}))
+        if self.parts is not None and self.parts.concern(args, kwargs):
+            return self.parts.call(function, args, kwargs or {})
         if chance.is_among(args) or (kwargs and chance.is_among(kwargs.values())):
             raise chance.DrawsOperand(f"{scalar_guards.user_line()} computes with a random number")
         if drawn_values.is_among(args):

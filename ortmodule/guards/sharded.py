@@ -9,7 +9,8 @@ what others would get from other ranks is what this one has.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -35,15 +36,58 @@ def is_parallel(module: nn.Module) -> bool:
     if any(hasattr(p, "to_local") for p in module._parameters.values()):
         return True
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    return any(getattr(hook, "__module__", "").startswith("torch.distributed.tensor") for hook in hooks)
+    return any(map(is_of_parallel, hooks))
 
 
-def sharded_in(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """The outermost ones of ``modules`` that communicate; the root aside, whose hooks run around it. ``modules`` are
-    by path."""
+#: Parallel modules of which no graph could be made of what this rank computes: PyTorch runs them.
+_refused: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def refuse_parts(modules: Iterable[nn.Module]) -> None:
+    """From now on graphs leave these parallel modules to PyTorch."""
+    _refused.update(modules)
+
+
+def has_refused(modules: Iterable[nn.Module]) -> bool:
+    return any(module in _refused for module in modules)
+
+
+def parallel_in(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Those of ``modules``, by path, that are parallel, where a graph has what this rank computes of all of them: its
+    parts are all as large as those of others, and hooks are those of `parallelize_module` alone."""
+    sharded = tuple(f"{path}." for path, m in modules.items() if path and is_sharded(type(m)))
+    found = {
+        path: m
+        for path, m in modules.items()
+        if path and not is_sharded(type(m)) and not path.startswith(sharded) and is_parallel(m)
+    }
+    every = all(map(_has_equal_parts, found.values())) and not has_refused(found.values())
+    return found if every else {}
+
+
+def _has_equal_parts(module: nn.Module) -> bool:
+    for parameter in module._parameters.values():
+        if (whole := parameter) is None or not hasattr(whole, "to_local"):
+            continue
+        for i, placement in enumerate(whole.placements):
+            if placement.is_shard() and whole.shape[placement.dim] % whole.device_mesh.size(i):
+                return False
+            if not placement.is_shard() and not placement.is_replicate():
+                return False
+    return not any(hasattr(t, "to_local") for t in (*module._buffers.values(), *vars(module).values()))
+
+
+def is_of_parallel(hook: Any) -> bool:
+    """Is it a hook of `parallelize_module`?"""
+    return getattr(hook, "__module__", "").startswith("torch.distributed.tensor")
+
+
+def sharded_in(modules: dict[str, nn.Module], parallel: Container[str] = ()) -> dict[str, nn.Module]:
+    """The outermost ones of ``modules`` that communicate; the root aside, whose hooks run around it, and those that are
+    ``parallel`` in a graph. ``modules`` are by path."""
     found: dict[str, nn.Module] = {}
     for path, module in modules.items():
-        outermost = path and not any(path.startswith(f"{outer}.") for outer in found)
+        outermost = path and path not in parallel and not any(path.startswith(f"{outer}.") for outer in found)
         if outermost and (is_sharded(type(module)) or is_parallel(module)):
             found[path] = module
     return found

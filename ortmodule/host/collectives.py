@@ -72,7 +72,7 @@ def call_functional(node: Node, name: str, function: Callable, args: tuple, kwar
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         return _begun(lambda: [wait_tensor(t.detach()) for t in results], results)
 
-    results = node("collective", WAIT, _wait, tuple(node("collective", name, begin, args, kwargs)), {})
+    results = node("collective", WAIT, wait_for, tuple(node("collective", name, begin, args, kwargs)), {})
     return list(results) if name.endswith("_coalesced") else results[0]
 
 
@@ -89,21 +89,26 @@ _numbers = itertools.count()
 _lock = threading.Lock()
 
 
-def _begun(wait: Callable[[], list[torch.Tensor]], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What a node returns that has begun a collective: its number, and zeros in place of each of ``results``.
-
-    Gradients pass these, so that backward communicates where the collective began, in the order of other ranks.
-    """
+def number_of(wait: Callable[[], list[torch.Tensor]]) -> torch.Tensor:
+    """A number for a collective that has begun, by which :func:`wait_for` finds ``wait``, which returns its results."""
     with _lock:
         number = next(_numbers)
         while len(_pending) >= MOST_PENDING:  # runs that ended with an error
             del _pending[next(iter(_pending))]
         _pending[number] = wait
-    return [torch.tensor([number]), *_Places.apply(*results)]
+    return torch.tensor([number])
 
 
-def _wait(token: torch.Tensor, *places: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The results, in the places of what :func:`_begun` returned."""
+def _begun(wait: Callable[[], list[torch.Tensor]], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What a node returns that has begun a collective: its number, and zeros in place of each of ``results``.
+
+    Gradients pass these, so that backward communicates where the collective began, in the order of other ranks.
+    """
+    return [number_of(wait), *_Places.apply(*results)]
+
+
+def wait_for(token: torch.Tensor, *places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The results, in the places of the zeros that stand for them."""
     with _lock:
         wait = _pending.pop(int(token))
     return _Waited.apply(wait, *places)
@@ -215,7 +220,7 @@ class Collectives:
 
         def write() -> None:
             with torch.no_grad():
-                results = self._node("collective", WAIT, _wait, tuple(found), {}) if late else found
+                results = self._node("collective", WAIT, wait_for, tuple(found), {}) if late else found
             for target, result in zip(targets, results, strict=True):
                 self._write(target, result)
 

@@ -23,6 +23,7 @@ from ortmodule.engine.session import Session
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import places_of
+from ortmodule.guards.local_parameters import LocalParameters
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.runtime.rng_replay import RngReplay, replaying
@@ -143,8 +144,11 @@ def _replace_state(
                     held.set_(tensor.clone())  # type: ignore[call-overload]  # torch takes a tensor, too
         elif tensor.requires_grad:
             view = tensor.view_as(tensor)
-            places = places_of(held, tree)
+            places = places_of(feed.leaf, tree)
             stands[feed] = view if places else as_pairs(held)
             for holder, key in places:
-                holder[key] = torch.view_as_complex(view) if i in graph.pairs else view
+                if isinstance(feed.holder, LocalParameters):
+                    holder[key] = feed.holder.like(str(feed.key), view)
+                else:
+                    holder[key] = torch.view_as_complex(view) if i in graph.pairs else view
     return stands
