@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ortmodule.guards.local_parameters import LocalParameters
-from ortmodule.guards.sharded import has_refused, parallel_in, sharded_in
+from ortmodule.guards.sharded import communicating_in, has_refused
 from ortmodule.guards.tensor_attributes import TensorAttributes
 
 _numbers = itertools.count()
@@ -111,10 +111,9 @@ class Inventory:
         self.modules = dict(module.named_modules())
         #: Scripted submodules: their dictionaries are no dictionaries, and nothing shows when they change.
         self.scripted = [path for path, m in self.modules.items() if isinstance(m, torch.jit.ScriptModule)]
-        #: Submodules that FSDP2 shards, which gathers their tensors when it calls them: those are none of here.
-        #: Those of tensor parallelism, of which graphs have this rank's parts.
-        self.parallel = parallel_in(self.modules) if sharded_in(self.modules) else {}
-        self.sharded = sharded_in(self.modules, self.parallel)
+        #: Submodules that FSDP2 shards, which gathers their tensors when it calls them: those are none of here. And
+        #: those of tensor parallelism, of which graphs have this rank's parts.
+        self.sharded, self.parallel = communicating_in(self.modules)
         self.within_sharded = {id(m) for unit in self.sharded.values() for m in unit.modules()}
         self.classes = [(m, type(m)) for m in self.modules.values()]
         self._children = [(m, tuple(m._modules.items())) for m in self.modules.values()]

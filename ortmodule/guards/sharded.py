@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -52,25 +52,18 @@ def has_refused(modules: Iterable[nn.Module]) -> bool:
     return any(module in _refused for module in modules)
 
 
-def parallel_in(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Those of ``modules``, by path, that are parallel, where a graph has what this rank computes of all of them: its
-    parts are all as large as those of others, and hooks are those of `parallelize_module` alone."""
-    sharded = tuple(f"{path}." for path, m in modules.items() if path and is_sharded(type(m)))
-    found = {
-        path: m
-        for path, m in modules.items()
-        if path and not is_sharded(type(m)) and not path.startswith(sharded) and is_parallel(m)
-    }
-    every = all(map(_has_equal_parts, found.values())) and not has_refused(found.values())
-    return found if every else {}
-
-
-def _has_equal_parts(module: nn.Module) -> bool:
+def _is_in_graphs(module: nn.Module) -> bool:
+    """Is it a parallel module of which graphs have what this rank computes? All ranks have parts of the same size; a
+    table that is split by words has gradients of the whole table in PyTorch."""
+    if is_sharded(type(module)) or not is_parallel(module) or module in _refused:
+        return False
     for parameter in module._parameters.values():
         if (whole := parameter) is None or not hasattr(whole, "to_local"):
             continue
         for i, placement in enumerate(whole.placements):
             if placement.is_shard() and whole.shape[placement.dim] % whole.device_mesh.size(i):
+                return False
+            if placement.is_shard() and placement.dim == 0 and isinstance(module, nn.Embedding):
                 return False
             if not placement.is_shard() and not placement.is_replicate():
                 return False
@@ -82,15 +75,19 @@ def is_of_parallel(hook: Any) -> bool:
     return getattr(hook, "__module__", "").startswith("torch.distributed.tensor")
 
 
-def sharded_in(modules: dict[str, nn.Module], parallel: Container[str] = ()) -> dict[str, nn.Module]:
-    """The outermost ones of ``modules`` that communicate; the root aside, whose hooks run around it, and those that are
-    ``parallel`` in a graph. ``modules`` are by path."""
-    found: dict[str, nn.Module] = {}
+def communicating_in(modules: dict[str, nn.Module]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Of ``modules``, by path, the outermost ones that communicate by themselves, and the parallel ones that graphs
+    have, with their communication; the root aside, whose hooks run around it."""
+    sharded: dict[str, nn.Module] = {}
+    parallel: dict[str, nn.Module] = {}
     for path, module in modules.items():
-        outermost = path and path not in parallel and not any(path.startswith(f"{outer}.") for outer in found)
-        if outermost and (is_sharded(type(module)) or is_parallel(module)):
-            found[path] = module
-    return found
+        if not path or any(path.startswith(f"{outer}.") for outer in sharded):
+            continue
+        if _is_in_graphs(module):
+            parallel[path] = module
+        elif is_sharded(type(module)) or is_parallel(module):
+            sharded[path] = module
+    return sharded, parallel
 
 
 def waiting(module: nn.Module) -> Callable[..., Any]:

@@ -43,6 +43,8 @@ class Layout:
         self.mesh, self.placements, self.sources = mesh, tuple(placements), sources
         self.moved: Layout | None = None  # what it was before a redistribution
         self.needs = True  # a gradient
+        #: (a size, the ranks) where parts may not be as large as others: PyTorch would know how large all are.
+        self.unsure: list[tuple[Any, int]] = [pair for source, _ in sources for pair in source.unsure]
         self.parameter: Slot | None = None
         self.arriving: set[Placements] = set()  # of its gradients
         self.gradient: Placements = self.default()
@@ -65,13 +67,27 @@ class Layout:
             whole = _types().Replicate()
             self.moved.arriving.add(tuple([whole if p.is_partial() and not g.is_partial() else p for p, g in pairs]))
 
-    def move(self, tensor: torch.Tensor, placements: Placements, target: Placements, later: bool = False) -> Any:
+    def sizes(self, part: Sequence[Any]) -> list[Any]:
+        """Those of the whole tensor, where ranks have parts as large as this one's."""
+        sizes = list(part)
+        for i, placement in enumerate(self.placements):
+            if placement.is_shard():
+                sizes[placement.dim] = sizes[placement.dim] * self.mesh.size(i)
+        return sizes
+
+    def move(
+        self, tensor: torch.Tensor, placements: Placements, target: Placements, later: bool = False,
+        sizes: Sequence[int] | None = None,
+    ) -> Any:  # fmt: skip
         """``tensor``, which lies on the mesh as ``placements``, as ``target`` has it. ``later``: it may be one that is
-        to be waited for."""
+        to be waited for. ``sizes``: of the whole tensor, where parts differ."""
         if placements == target:
             return tensor
+        known: dict[str, Any] = {}
+        if sizes is not None:
+            known = {"shape": torch.Size(sizes), "stride": torch.empty(sizes, device="meta").stride()}
         with torch.no_grad():
-            whole = _types().DTensor.from_local(tensor.detach(), self.mesh, placements, run_check=False)
+            whole = _types().DTensor.from_local(tensor.detach(), self.mesh, placements, run_check=False, **known)
             found = whole.redistribute(placements=target, async_op=later).to_local()
         return found if later else _waited(found)
 
@@ -118,7 +134,7 @@ class _Sent(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, tensor: torch.Tensor, like: torch.Tensor, layout: Layout) -> torch.Tensor:
-        context.layout = layout
+        context.layout, context.sizes = layout, layout.moved.sizes(tensor.shape)
         return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
     @staticmethod
@@ -127,7 +143,7 @@ class _Sent(torch.autograd.Function):
         pairs = zip(before.placements, layout.gradient, strict=True)
         whole = _types().Replicate()
         target = tuple([whole if p.is_partial() and not g.is_partial() else p for p, g in pairs])
-        return layout.move(grad, layout.gradient, target), None, None
+        return layout.move(grad, layout.gradient, target, sizes=context.sizes), None, None
 
 
 def _enter(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
@@ -205,29 +221,12 @@ def _embedding(
     _check(isinstance(ids, Given) and isinstance(weight, Given))
     if max_norm is not None or scale_grad_by_freq or sparse:
         raise Refused("it is an embedding that counts rows, limits them or has a sparse gradient")
-    types, mesh, made, rows = _types(), weight.layout.mesh, [], weight.part.shape[0]
-    first, split = 0, False
-    for i, (p, w) in enumerate(zip(ids.layout.placements, weight.layout.placements, strict=True)):
+    made = []
+    for p, w in zip(ids.layout.placements, weight.layout.placements, strict=True):
+        # A table that is split by words PyTorch runs (guards/sharded.py).
         _check(p.is_replicate() or (p.is_shard() and w.is_replicate()))
-        if w.is_shard() and w.dim == 0:
-            _check(not split)
-            first, split = mesh.get_local_rank(i) * int(rows), True
-            made.append(types.Partial())
-        else:
-            made.append(types.Shard(ids.part.dim()) if w.is_shard() else p)
-    padded = None if padding_idx is None else padding_idx % (rows * (1 if not split else mesh.size()))
-
-    def on_parts(ids: torch.Tensor, weight: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-        look_up = torch.nn.functional.embedding
-        if not split:
-            return run(look_up, ids, weight, padding_idx)
-        own = run(torch.Tensor.sub, ids, first)
-        outside = run(torch.logical_or, run(torch.Tensor.lt, own, 0), run(torch.Tensor.ge, own, int(rows)))
-        here = None if padded is None or not first <= padded < first + rows else padded - first
-        found = run(look_up, run(torch.Tensor.masked_fill, own, outside, 0), weight, here)
-        return run(torch.Tensor.masked_fill, found, run(torch.Tensor.unsqueeze, outside, -1), 0.0)
-
-    return on_parts, tuple(made), [ids.layout.placements, weight.layout.placements]
+        made.append(_types().Shard(ids.part.dim()) if w.is_shard() else p)
+    return None, tuple(made), [ids.layout.placements, weight.layout.placements]
 
 
 def _norm(run: Callable, x: Any, sizes: Sequence[int], weight: Any = None, bias: Any = None, *rest: Any, **named: Any):  # type: ignore[no-untyped-def]
@@ -310,6 +309,8 @@ class Parts:
     def settle(self) -> None:
         """The trace is over: it is known how gradients lie. Raises NotTraceable."""
         layouts, self._layouts, self._shells = self._layouts, [], {}
+        for layout in layouts:
+            layout.unsure = []  # nothing keeps tensors of a trace
         for layout in reversed(layouts):
             try:
                 layout.settle()
@@ -377,7 +378,7 @@ class Parts:
         name = getattr(function.__self__, "__name__", "")
         given = self._asked_of(tensor, name)
         if name == "shape":
-            return torch.Size(self._sizes(given))
+            return torch.Size(given.layout.sizes(given.part.shape))
         if name not in _ALIKE:
             raise self._refuse(f"forward asks for {name} of a DTensor")
         return self.run(function, given.part)
@@ -385,7 +386,7 @@ class Parts:
     def _asked(self, name: str, tensor: Any, *rest: Any) -> Any:
         given = self._asked_of(tensor, name)
         if name == "size":
-            sizes = self._sizes(given)
+            sizes = given.layout.sizes(given.part.shape)
             return sizes[rest[0]] if rest else torch.Size(sizes)
         return self.run(getattr(torch.Tensor, name), given.part)
 
@@ -395,13 +396,6 @@ class Parts:
         except Refused as error:
             raise self._refuse(f"forward asks for {name} of a DTensor, {error}") from None
         return given
-
-    def _sizes(self, given: Given) -> list[Any]:
-        sizes = list(given.part.shape)
-        for i, placement in enumerate(given.layout.placements):
-            if placement.is_shard():
-                sizes[placement.dim] = sizes[placement.dim] * given.layout.mesh.size(i)
-        return sizes
 
     # --- its methods --------------------------------------------------------------------------------------------------
 
@@ -428,10 +422,14 @@ class Parts:
         target = Layout(before.mesh, self._positive(placements, part.dim()))
         if target.placements == before.placements:
             return tensor
+        if any(p.is_shard() and p != q for p, q in zip(before.placements, target.placements, strict=True)):
+            if any(size % ranks for size, ranks in before.unsure):
+                raise self._refuse("a DTensor has parts that are not as large as others")
+        else:
+            target.unsure = list(before.unsure)
         for i, (p, q) in enumerate(zip(before.placements, target.placements, strict=True)):
-            size = part.shape[q.dim] if q.is_shard() and not p.is_shard() else 0
-            if (p.is_shard() and q.is_shard() and p != q) or size % before.mesh.size(i):
-                raise self._refuse("forward redistributes a DTensor to parts that are not as large as others")
+            if q.is_shard() and p != q:
+                target.unsure.append((part.shape[q.dim], before.mesh.size(i)))
         target.moved, target.needs = before, part.requires_grad
         number, place = self._node("collective", "redistribute", functools.partial(_send, target), (part,), {})
         part = self._node("collective", WAIT, wait_for, (number, place), {})[0]
