@@ -190,6 +190,12 @@ class Inventory:
         return self.buffers + self.written + self.plain
 
     @property
+    def ranks(self) -> int:
+        """How many share the largest of the DTensors."""
+        local = [slot for slot in self.parameters if isinstance(slot.holder, LocalParameters)]
+        return max((slot.leaf.device_mesh.size() for slot in local), default=1)
+
+    @property
     def counters(self) -> list[Slot]:
         """Attributes that change again and again, and are Python numbers now."""
         return [slot for slot in self._counters if slot.key in slot.holder]

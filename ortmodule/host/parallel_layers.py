@@ -43,8 +43,9 @@ class Layout:
         self.mesh, self.placements, self.sources = mesh, tuple(placements), sources
         self.moved: Layout | None = None  # what it was before a redistribution
         self.needs = True  # a gradient
-        #: (a size, the ranks) where parts may not be as large as others: PyTorch would know how large all are.
-        self.unsure: list[tuple[Any, int]] = [pair for source, _ in sources for pair in source.unsure]
+        #: (a tensor, its dimension that was split, among how many) where parts may not be as large as others: PyTorch
+        #: would know how large all are.
+        self.unsure = [each for source, _ in sources for each in source.unsure]
         self.parameter: Slot | None = None
         self.arriving: set[Placements] = set()  # of its gradients
         self.gradient: Placements = self.default()
@@ -175,6 +176,12 @@ class Given:
 Rule = Callable[..., tuple[Any, Placements, list[Placements]]]
 
 
+def _sizes_now(tensor: torch.Tensor) -> tuple[int, ...]:
+    """In the trace, as numbers."""
+    with eagerly():
+        return tuple(tensor.shape)
+
+
 def _is_whole(given: Any) -> bool:
     return given is None or (isinstance(given, Given) and all(p.is_replicate() for p in given.layout.placements))
 
@@ -257,7 +264,7 @@ def _pointwise(run: Callable, *args: Any, **named: Any) -> tuple:
         dim = next(iter(split), None)
         for p, g in zip(each, given, strict=True):
             # What is not split has one row there, or none.
-            _check(dim is None or p.is_shard() or g.part.dim() < -dim or g.part.shape[dim] == 1)
+            _check(dim is None or p.is_shard() or g.part.dim() < -dim or _sizes_now(g.part)[dim] == 1)
         made.append(_types().Replicate() if dim is None else _types().Shard(dim + rank))
     return None, tuple(made), [g.layout.placements for g in given]
 
@@ -378,7 +385,7 @@ class Parts:
         name = getattr(function.__self__, "__name__", "")
         given = self._asked_of(tensor, name)
         if name == "shape":
-            return torch.Size(given.layout.sizes(given.part.shape))
+            return self._sizes(given)
         if name not in _ALIKE:
             raise self._refuse(f"forward asks for {name} of a DTensor")
         return self.run(function, given.part)
@@ -386,8 +393,8 @@ class Parts:
     def _asked(self, name: str, tensor: Any, *rest: Any) -> Any:
         given = self._asked_of(tensor, name)
         if name == "size":
-            sizes = given.layout.sizes(given.part.shape)
-            return sizes[rest[0]] if rest else torch.Size(sizes)
+            sizes = self._sizes(given)
+            return sizes[rest[0]] if rest else sizes
         return self.run(getattr(torch.Tensor, name), given.part)
 
     def _asked_of(self, tensor: Any, name: str) -> Given:
@@ -396,6 +403,14 @@ class Parts:
         except Refused as error:
             raise self._refuse(f"forward asks for {name} of a DTensor, {error}") from None
         return given
+
+    def _sizes(self, given: Given) -> torch.Size:
+        """Of the whole tensor, as they are in a trace."""
+        sizes = list(self.run(torch.Tensor.size, given.part))
+        for i, placement in enumerate(given.layout.placements):
+            if placement.is_shard():
+                sizes[placement.dim] = self.run(torch.Tensor.mul, sizes[placement.dim], given.layout.mesh.size(i))
+        return torch.Size(sizes)
 
     # --- its methods --------------------------------------------------------------------------------------------------
 
@@ -423,17 +438,22 @@ class Parts:
         if target.placements == before.placements:
             return tensor
         if any(p.is_shard() and p != q for p, q in zip(before.placements, target.placements, strict=True)):
-            if any(size % ranks for size, ranks in before.unsure):
+            if any(self._is_uneven(*each) for each in before.unsure):
                 raise self._refuse("a DTensor has parts that are not as large as others")
         else:
             target.unsure = list(before.unsure)
         for i, (p, q) in enumerate(zip(before.placements, target.placements, strict=True)):
             if q.is_shard() and p != q:
-                target.unsure.append((part.shape[q.dim], before.mesh.size(i)))
+                target.unsure.append((part, q.dim, before.mesh.size(i)))
         target.moved, target.needs = before, part.requires_grad
         number, place = self._node("collective", "redistribute", functools.partial(_send, target), (part,), {})
         part = self._node("collective", WAIT, wait_for, (number, place), {})[0]
         return self._shell(part, target)
+
+    def _is_uneven(self, tensor: torch.Tensor, dim: int, ranks: int) -> bool:
+        """A decision that a graph rests on."""
+        left = self.run(torch.Tensor.remainder, self.run(torch.Tensor.size, tensor, dim), ranks)
+        return bool(self.run(torch.Tensor.ne, left, 0))
 
     def to_local(self, tensor: Any, *, grad_placements: Any = None) -> torch.Tensor:
         given = self._asked_of(tensor, "to_local")
