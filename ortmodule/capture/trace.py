@@ -493,7 +493,7 @@ class _Flat(nn.Module):
         self.carried = {i: len(outputs) + n for n, i in enumerate(i for i in changed if tensors[i].requires_grad)}
         outputs += [tensors[i] for i in self.carried]
         self.requires_grad = [t.requires_grad for t in outputs]
-        known |= self.leaves | {id(slot.leaf): Source("state", slot.name) for slot in self.tree.parameters}
+        known |= self.leaves
         reached = [leaves_of([t], self.regions) for t in outputs]
         self.reaches = [frozenset(known[key].key for key in found if key in known) for found in reached]
         if any(t.requires_grad and t.is_leaf for t in outputs):

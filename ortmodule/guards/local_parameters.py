@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +22,8 @@ class Made(NamedTuple):
 class LocalParameters:
     """The DTensors among a module's parameters as a :class:`~ortmodule.guards.inventory.Holder` of this rank's parts.
 
-    A part has the parameter's memory and is no leaf of autograd's: its gradient becomes a DTensor, the parameter's,
-    that lies on the mesh as :attr:`gradients` says. The same tensor is handed out as long as the parameter is the same.
+    A part has the parameter's memory. It is the same tensor as long as the parameter is the same; autograd is given
+    others (:func:`attached`).
     """
 
     def __init__(self, parameters: dict[str, Any]) -> None:
@@ -38,7 +39,9 @@ class LocalParameters:
             or made.local is not local_part(whole)
             or made.part.requires_grad is not whole.requires_grad
         ):
-            made = self._made[key] = Made(whole, local_part(whole), self._part(whole, key))
+            with untraced(), torch.inference_mode(False):
+                part = local_part(whole).detach().requires_grad_(whole.requires_grad)
+            made = self._made[key] = Made(whole, local_part(whole), part)
         return made.part
 
     def __setitem__(self, key: str, part: torch.Tensor) -> None:
@@ -70,31 +73,35 @@ class LocalParameters:
             grad_placements=self.gradients[key],
         )  # fmt: skip
 
-    def _part(self, whole: Any, key: str) -> torch.Tensor:
-        if not whole.requires_grad:
-            return local_part(whole).detach()
-        with untraced(), torch.inference_mode(False), torch.enable_grad():
-            return _Part.apply(whole, self, key)
+
+def attached(places: Sequence[tuple[LocalParameters, str]]) -> Sequence[torch.Tensor]:
+    """Parts whose gradients become DTensors, the parameters', that lie on the mesh as :attr:`LocalParameters.gradients`
+    say. They are made in each call: FSDP2 takes the gradients of a layer when those of its inputs are there, and
+    autograd runs the latest node first."""
+    parts: Sequence[torch.Tensor] = _Parts.apply(places, *[holder.parameters[key] for holder, key in places])
+    return parts
 
 
-class _Part(torch.autograd.Function):
-    """This rank's part of a DTensor."""
+class _Parts(torch.autograd.Function):
+    """This rank's parts of DTensors."""
 
     @staticmethod
-    def forward(context: Any, whole: Any, holder: LocalParameters, key: str) -> torch.Tensor:
-        context.holder, context.key = holder, key
-        context.lies = whole.device_mesh, whole.shape, whole.stride()
+    def forward(context: Any, places: Sequence[tuple[LocalParameters, str]], *wholes: Any) -> tuple[torch.Tensor, ...]:
+        context.places = places
+        context.lie = [(whole.device_mesh, whole.shape, whole.stride()) for whole in wholes]
         context.set_materialize_grads(False)
-        return local_part(whole).detach()
+        return tuple([local_part(whole).detach() for whole in wholes])
 
     @staticmethod
-    def backward(context: Any, grad: torch.Tensor | None) -> tuple[Any, None, None]:
-        if grad is None:
-            return None, None, None
-        mesh, shape, stride = context.lies
-        placements = context.holder.gradients[context.key]
-        whole = _dtensor().from_local(grad, mesh, placements, run_check=False, shape=shape, stride=stride)
-        return whole, None, None
+    def backward(context: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        found: list[Any] = [None]
+        for (holder, key), (mesh, shape, stride), grad in zip(context.places, context.lie, grads, strict=True):
+            placements = holder.gradients[key]
+            found.append(
+                None if grad is None
+                else _dtensor().from_local(grad, mesh, placements, run_check=False, shape=shape, stride=stride)
+            )  # fmt: skip
+        return tuple(found)
 
 
 def _dtensor() -> Any:

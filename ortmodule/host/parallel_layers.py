@@ -77,11 +77,11 @@ class Layout:
         return sizes
 
     def move(
-        self, tensor: torch.Tensor, placements: Placements, target: Placements, later: bool = False,
-        sizes: Sequence[int] | None = None,
+        self, tensor: torch.Tensor, placements: Placements, target: Placements, sizes: Sequence[int] | None = None,
+        later: bool = False,
     ) -> Any:  # fmt: skip
-        """``tensor``, which lies on the mesh as ``placements``, as ``target`` has it. ``later``: it may be one that is
-        to be waited for. ``sizes``: of the whole tensor, where parts differ."""
+        """``tensor``, which lies on the mesh as ``placements``, as ``target`` has it. ``sizes``: of the whole tensor,
+        where parts differ. ``later``: it may be one that is to be waited for."""
         if placements == target:
             return tensor
         known: dict[str, Any] = {}
@@ -91,6 +91,23 @@ class Layout:
             whole = _types().DTensor.from_local(tensor.detach(), self.mesh, placements, run_check=False, **known)
             found = whole.redistribute(placements=target, async_op=later).to_local()
         return found if later else _waited(found)
+
+    def begin(self, tensor: torch.Tensor) -> tuple[Callable[[], torch.Tensor], Sequence[int]]:
+        """What waits for ``tensor``, which lies as :attr:`moved` does, to be here as this one, and its sizes then."""
+        assert self.moved is not None, "it comes from somewhere"
+        before, pairs = self.moved.placements, list(zip(self.moved.placements, self.placements, strict=True))
+        other = [i for i, (p, q) in enumerate(pairs) if p != q]
+        if len(other) != 1 or not pairs[other[0]][0].is_shard() or not pairs[other[0]][1].is_replicate():
+            found = self.move(tensor, before, self.placements, later=True)
+            return lambda: _waited(found), found.shape
+        # Along another dimension than the first PyTorch would wait at once, to bring parts into their order.
+        (i,) = other
+        shard, dim = _types().Shard, before[i].dim
+        rest = [shard(p.dim + 1) if p.is_shard() else p for p in before]
+        split = (*rest[:i], shard(0), *rest[i + 1 :])
+        gathered = self.move(tensor[None], split, (*rest[:i], self.placements[i], *rest[i + 1 :]), later=True)
+        sizes = [size * (self.mesh.size(i) if d == dim else 1) for d, size in enumerate(tensor.shape)]
+        return lambda: torch.cat(_waited(gathered).unbind(0), dim), sizes
 
 
 def _types() -> Any:
@@ -134,9 +151,10 @@ class _Sent(torch.autograd.Function):
     """What stands for a tensor that is on its way to another layout: zeros. Backward communicates, too."""
 
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, like: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def forward(context: Any, tensor: torch.Tensor, sizes: Sequence[int], layout: Layout) -> torch.Tensor:
+        assert layout.moved is not None, "it comes from somewhere"
         context.layout, context.sizes = layout, layout.moved.sizes(tensor.shape)
-        return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        return tensor.new_zeros(sizes)
 
     @staticmethod
     def backward(context: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -152,9 +170,8 @@ def _enter(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _send(layout: Layout, tensor: torch.Tensor) -> list[torch.Tensor]:
-    assert layout.moved is not None, "it is one"
-    moved = layout.move(tensor, layout.moved.placements, layout.placements, later=True)
-    return [number_of(lambda: [_waited(moved)]), _Sent.apply(tensor, moved, layout)]
+    wait, sizes = layout.begin(tensor)
+    return [number_of(lambda: [wait()]), _Sent.apply(tensor, sizes, layout)]
 
 
 # --- what functions do with parts -------------------------------------------------------------------------------------

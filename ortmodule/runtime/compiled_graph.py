@@ -28,6 +28,7 @@ from ortmodule.engine.session import Run, Session, copied, is_captured
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import containers
+from ortmodule.guards.local_parameters import LocalParameters, attached
 from ortmodule.guards.module_tree import Tree
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.capture_budget import Variant
@@ -148,6 +149,9 @@ class CompiledGraph:
         tensors = [as_pairs(t) for t in given]
         self.needs = tuple([torch.is_grad_enabled() and t.requires_grad for t in tensors])
         self.leaves = [i for i, need in enumerate(self.needs) if need]
+        #: Leaves that are parts of DTensors: (place among the leaves, holder, key).
+        self._parts = [(k, f.holder, str(f.key)) for k, f in enumerate(map(self.feeds.__getitem__, self.leaves))
+                       if isinstance(f, Slot) and isinstance(f.holder, LocalParameters)]  # fmt: skip
         self.empty = [i for i in self.leaves if not tensors[i].numel()]
         self.differentiable = [i for i, flag in enumerate(trace.requires_grad) if flag and self.leaves]
         self._dependents = dependents_of(capture.model, self.differentiable)
@@ -424,6 +428,9 @@ class CompiledGraph:
             leaves = []
             for i in self.leaves:
                 leaves.append(tensors[i])
+            if self._parts:
+                for (k, _, _), part in zip(self._parts, attached([at[1:] for at in self._parts]), strict=True):
+                    leaves[k] = part
             chains = executable.segments and (self._hand_over == "1" or (early and saving_hooks() is None))
             made = chain(pending, leaves) if chains else attach(pending, *leaves)
             if self._dependents:

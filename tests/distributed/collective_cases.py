@@ -173,7 +173,7 @@ def inside(rank, folder):
     return "same"
 
 
-class _Between(torch.autograd.Function):
+class Between(torch.autograd.Function):
     """Notes what had run when it runs itself."""
 
     @staticmethod
@@ -194,29 +194,37 @@ def _overlapped(x):
     whole = functional.all_reduce(x.sin(), "sum", _world())
     mean = x.detach().mean(0)
     work = distributed.all_reduce(mean, async_op=True)
-    other = _Between.apply(x)
+    other = Between.apply(x)
     work.wait()
     return other * mean + whole
+
+
+@contextlib.contextmanager
+def noted():
+    """The names of the nodes that run inside, in their order."""
+    run = Calls.forward
+
+    def forward(self, number, given, expected):
+        MET.append(self.known.nodes[number].name)
+        return run(self, number, given, expected)
+
+    Calls.forward = forward
+    MET.clear()
+    try:
+        yield MET
+    finally:
+        Calls.forward = run
 
 
 def overlap(rank, folder):
     """A collective is begun at its place, and waited for where its result is used first."""
     report, _ = _compared(rank, _overlapped)
     assert report.captured and not report.pytorch_calls, report
-    model, run = ORTModule(net(Net, _overlapped)), Calls.forward
+    model = ORTModule(net(Net, _overlapped))
     _train(rank, model)
-
-    def noted(self, number, given, expected):
-        MET.append(self.known.nodes[number].name)
-        return run(self, number, given, expected)
-
-    Calls.forward = noted
-    try:
-        MET.clear()
+    with noted() as met:
         model(torch.ones(3, 4).requires_grad_())
-    finally:
-        Calls.forward = run
-    assert MET == ["all_reduce", "allreduce", "_Between", "between", "wait_tensor", "wait_tensor"], MET
+    assert met == ["all_reduce", "allreduce", "Between", "between", "wait_tensor", "wait_tensor"], met
     return "same"
 
 

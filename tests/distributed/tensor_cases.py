@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from ortmodule import ORTModule, explain
+from tests.distributed import collective_cases
 from tests.distributed.nets import WIDTH, WORDS, batch, both, net, whole
 
 COLUMNS = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel)
@@ -232,6 +233,38 @@ def modes(rank, folder):
     for plain in range(2):
         model = decoder(mesh) if rank == plain else ORTModule(decoder(mesh))
         torch.testing.assert_close(_train(rank, model, True, words), expected, **CLOSE)
+    return "same"
+
+
+class Beside(nn.Module):
+    """What does not depend on a product's communication."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH)
+
+    def forward(self, x):
+        y = self.up(x)
+        z = collective_cases.Between.apply(x)
+        y = self.down(torch.tanh(y))
+        return (y + collective_cases.Between.apply(z)).square().mean()
+
+
+def overlap(rank, folder):
+    """Communication is begun at its place, and waited for where its result is used first."""
+    mesh = init_device_mesh("cpu", (2,))
+    split = {"input_layouts": Shard(1)}, {"output_layouts": Shard(1)}
+
+    def make():
+        return parallelize_module(net(Beside), mesh, {"up": ColwiseParallel(**split[0]), "down": RowwiseParallel(**split[1])})
+
+    report = both(make, lambda model: _train(rank, model, False, _tokens), **CLOSE)
+    _in_engine(report, (NODES - {"from_local"}) | {"Between"})
+    model = ORTModule(make())
+    with collective_cases.noted() as met:
+        model(*_tokens(0, rank))
+    order = ["redistribute", "wait_tensor", "Between", "between", "redistribute", "Between", "between", "wait_tensor"]
+    assert met[-len(order) :] == order, met
     return "same"
 
 
