@@ -11,13 +11,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
-    PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
 )
 
-from ortmodule import ORTModule, explain
+from ortmodule import ORTModule
 from tests.distributed import collective_cases
 from tests.distributed.nets import WIDTH, WORDS, batch, both, net, whole
 
@@ -106,7 +105,9 @@ def sequence(rank, folder):
             found = _train(rank, model, False, lambda step, rank, given=given: given[step])
             return found + [x.grad for (x,) in given]
 
-        _in_engine(both(lambda plan=plan: parallelize_module(net(Rows), mesh, plan), train, **CLOSE), NODES - {"from_local"})
+        _in_engine(
+            both(lambda plan=plan: parallelize_module(net(Rows), mesh, plan), train, **CLOSE), NODES - {"from_local"}
+        )
     return "same"
 
 
@@ -138,9 +139,7 @@ class Attention(nn.Module):
 class Feed(nn.Module):
     def __init__(self):
         super().__init__()
-        self.gate, self.up, self.down = (
-            nn.Linear(a, b) for a, b in ((WIDTH, 16), (WIDTH, 16), (16, WIDTH))
-        )
+        self.gate, self.up, self.down = (nn.Linear(a, b) for a, b in ((WIDTH, 16), (WIDTH, 16), (16, WIDTH)))
 
     def forward(self, x):
         return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
@@ -256,7 +255,9 @@ def overlap(rank, folder):
     split = {"input_layouts": Shard(1)}, {"output_layouts": Shard(1)}
 
     def make():
-        return parallelize_module(net(Beside), mesh, {"up": ColwiseParallel(**split[0]), "down": RowwiseParallel(**split[1])})
+        return parallelize_module(
+            net(Beside), mesh, {"up": ColwiseParallel(**split[0]), "down": RowwiseParallel(**split[1])}
+        )
 
     report = both(make, lambda model: _train(rank, model, False, _tokens), **CLOSE)
     _in_engine(report, (NODES - {"from_local"}) | {"Between"})

@@ -1,15 +1,12 @@
 """Examples on several processes: a process is killed and all go on, TwinBERT in its four settings."""
 
-import contextlib
 import importlib.util
 import os
 import re
-import signal
-import subprocess
-import sys
 
 import pytest
 
+from examples.processes import run
 from tests.workers import ROOT
 
 LIMIT = 240  # seconds
@@ -18,18 +15,9 @@ LIMIT = 240  # seconds
 def losses_of(folder, processes, steps, *options):
     """{step: loss, as printed last}, all that was printed."""
     places = [os.environ.get("ORTMODULE_BUILD") or str(ROOT), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["--max-restarts=1", "-m", "examples.elastic.train", f"--folder={folder}", f"--steps={steps}"]
-    command += ["--save-every=2", *options]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, start_new_session=True) as started:  # fmt: skip
-        try:
-            text, _ = started.communicate(timeout=LIMIT)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)
-    assert started.returncode == 0, text[-3000:]
+    given = [f"--folder={folder}", f"--steps={steps}", "--save-every=2", *options]
+    environment = {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
+    text = run("examples.elastic.train", given, processes, LIMIT, ["--max-restarts=1"], **environment)
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) .*loss (\S+)", text)}, text
 
 
