@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ def run(module, given, processes, limit, options=(), **environment):
 
 
 def rows(module, given, processes, limit, **environment):
-    """The lines of JSON that the ranks print, each of which has its "rank", in the order of these."""
-    lines = run(module, given, processes, limit, **environment).splitlines()
-    return sorted((json.loads(line) for line in lines if line.startswith('{"rank"')), key=lambda row: row["rank"])
+    """What the ranks print as JSON, each with its "rank" first, in the order of these."""
+    text, read = run(module, given, processes, limit, **environment), json.JSONDecoder()
+    # Two ranks may print on one line.
+    found = [read.raw_decode(text, match.start())[0] for match in re.finditer(r'\{"rank":', text)]
+    return sorted(found, key=lambda row: row["rank"])

@@ -62,8 +62,7 @@ from ortmodule.host.collectives import recording as recording_collectives
 from ortmodule.host.host_node import Node, leaves_of
 from ortmodule.host.opaque_regions import CALL, Opaque, Regions, eagerly
 from ortmodule.host.opaque_regions import recording as recording_regions
-from ortmodule.host.parallel_layers import Parts
-from ortmodule.host.parallel_layers import recording as recording_parts
+from ortmodule.host.parallel_layers import recording as recording_dtensors
 from ortmodule.lowering import export
 from ortmodule.lowering.decompose import rewrite
 from ortmodule.lowering.functionalize import without_view_writes
@@ -174,7 +173,7 @@ def _record(
             no_collections(), scalar_guards.recording() as flat.recorder, flat.mode, function_caches.left_out(),
             export.tracing(flat),
             recording_regions(flat.regions), recording_collectives(flat.collectives),
-            recording_parts(flat.mode.parts), saved_tensors_hooks(saved.pack, saved.unpack),
+            recording_dtensors(flat.mode.dtensors), saved_tensors_hooks(saved.pack, saved.unpack),
         ):  # fmt: skip
             try:
                 chance.seed(high)
@@ -183,8 +182,6 @@ def _record(
                 graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
                 flat.mode.check()
                 flat.collectives.check()
-                if flat.mode.parts is not None:
-                    flat.mode.parts.settle()
             except Unflattenable as error:
                 failure = NotTraceable(f"forward returns {error}")
             except Exception as error:
@@ -293,10 +290,8 @@ class _Flat(nn.Module):
         self.leaves: dict[int, Source] = {}  # of the inputs' gradients
         regions.begins = regions.traced = self.look
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
-        self.recorder, self.mode = scalar_guards.Recorder(), TraceMode(regions.draw, regions.node)
+        self.recorder, self.mode = scalar_guards.Recorder(), TraceMode(regions.draw, regions.node, tree)
         self.collectives = Collectives(regions.node, self.mode.write)
-        if tree.parallel:
-            self.mode.parts = Parts(tree, regions.node, self.mode.__torch_function__)
 
     def state_dict(  # type: ignore[override]  # torch has overloads
         self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False

@@ -78,11 +78,21 @@ def attached(places: Sequence[tuple[LocalParameters, str]]) -> Sequence[torch.Te
     """Parts whose gradients become DTensors, the parameters', that lie on the mesh as :attr:`LocalParameters.gradients`
     say. They are made in each call: FSDP2 takes the gradients of a layer when those of its inputs are there, and
     autograd runs the latest node first."""
-    parts: Sequence[torch.Tensor] = _Parts.apply(places, *[holder.parameters[key] for holder, key in places])
+    parts: Sequence[torch.Tensor] = _LocalTensors.apply(places, *[holder.parameters[key] for holder, key in places])
     return parts
 
 
-class _Parts(torch.autograd.Function):
+def with_attached(
+    leaves: Sequence[torch.Tensor], places: Sequence[tuple[int, LocalParameters, str]]
+) -> list[torch.Tensor]:
+    """``leaves``, with what :func:`attached` gives in their places."""
+    found = list(leaves)
+    for (k, _, _), part in zip(places, attached([(holder, key) for _, holder, key in places]), strict=True):
+        found[k] = part
+    return found
+
+
+class _LocalTensors(torch.autograd.Function):
     """This rank's parts of DTensors."""
 
     @staticmethod

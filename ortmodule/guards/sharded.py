@@ -57,9 +57,8 @@ def _is_in_graphs(module: nn.Module) -> bool:
     table that is split by words has gradients of the whole table in PyTorch."""
     if is_sharded(type(module)) or not is_parallel(module) or module in _refused:
         return False
-    for parameter in module._parameters.values():
-        if (whole := parameter) is None or not hasattr(whole, "to_local"):
-            continue
+    wholes: list[Any] = [p for p in module._parameters.values() if hasattr(p, "to_local")]
+    for whole in wholes:
         for i, placement in enumerate(whole.placements):
             if placement.is_shard() and whole.shape[placement.dim] % whole.device_mesh.size(i):
                 return False

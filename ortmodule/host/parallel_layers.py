@@ -2,10 +2,10 @@
 
 `parallelize_module` makes DTensors of a layer's parameters, and its hooks make DTensors of what a layer is given and
 returns. In a trace such a DTensor is a shell: functions of torch that are given it run on this rank's part of it, and
-:class:`Layout` knows how it lies on the mesh. How its gradient lies there follows from what uses it
-(:meth:`Parts.settle`), by PyTorch's rules: of what is split, the gradient is split alike; of what has to be added up it
-is whole; of what every rank has it is a part of a sum where ranks have computed other things with it. So the same
-collectives run as in PyTorch, in the same order.
+:class:`MeshLayout` knows how it lies on the mesh. How its gradient lies there follows from what uses it
+(:meth:`LocalTensors.settle`), by PyTorch's rules: of what is split, the gradient is split alike; of what has to be
+added up it is whole; of what every rank has it is a part of a sum where ranks have computed other things with it. So
+the same collectives run as in PyTorch, in the same order.
 """
 
 from __future__ import annotations
@@ -35,17 +35,21 @@ Placements = tuple[Any, ...]
 _current = threading.local()
 
 
-class Layout:
+class MeshLayout:
     """How a tensor lies on a mesh, and its gradient."""
 
-    def __init__(self, mesh: Any, placements: Sequence[Any], sources: Sequence[tuple[Layout, Placements]] = ()) -> None:
+    def __init__(
+        self, mesh: Any, placements: Sequence[Any], sources: Sequence[tuple[MeshLayout, Placements]] = ()
+    ) -> None:
         """``sources``: what it is computed from, and how that lies where it is used."""
         self.mesh, self.placements, self.sources = mesh, tuple(placements), sources
-        self.moved: Layout | None = None  # what it was before a redistribution
+        self.moved: MeshLayout | None = None  # what it was before a redistribution
         self.needs = True  # a gradient
         #: (a tensor, its dimension that was split, among how many) where parts may not be as large as others: PyTorch
         #: would know how large all are.
-        self.unsure = [each for source, _ in sources for each in source.unsure]
+        self.unsure: list[tuple[torch.Tensor, int, int]] = []
+        for source, _ in sources:
+            self.unsure += source.unsure
         self.parameter: Slot | None = None
         self.arriving: set[Placements] = set()  # of its gradients
         self.gradient: Placements = self.default()
@@ -137,7 +141,7 @@ class _Entered(torch.autograd.Function):
     """A tensor becomes a part of a DTensor: nothing happens but to its gradient."""
 
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def forward(context: Any, tensor: torch.Tensor, layout: MeshLayout) -> torch.Tensor:
         context.layout = layout
         return tensor.view_as(tensor)
 
@@ -151,7 +155,7 @@ class _Sent(torch.autograd.Function):
     """What stands for a tensor that is on its way to another layout: zeros. Backward communicates, too."""
 
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, sizes: Sequence[int], layout: Layout) -> torch.Tensor:
+    def forward(context: Any, tensor: torch.Tensor, sizes: Sequence[int], layout: MeshLayout) -> torch.Tensor:
         assert layout.moved is not None, "it comes from somewhere"
         context.layout, context.sizes = layout, layout.moved.sizes(tensor.shape)
         return tensor.new_zeros(sizes)
@@ -165,11 +169,11 @@ class _Sent(torch.autograd.Function):
         return layout.move(grad, layout.gradient, target, sizes=context.sizes), None, None
 
 
-def _enter(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
+def _enter(layout: MeshLayout, tensor: torch.Tensor) -> torch.Tensor:
     return _Entered.apply(tensor, layout)
 
 
-def _send(layout: Layout, tensor: torch.Tensor) -> list[torch.Tensor]:
+def _send(layout: MeshLayout, tensor: torch.Tensor) -> list[torch.Tensor]:
     wait, sizes = layout.begin(tensor)
     return [number_of(lambda: [wait()]), _Sent.apply(tensor, sizes, layout)]
 
@@ -184,7 +188,7 @@ class Refused(Exception):
 class Given:
     """A DTensor among arguments: this rank's part, and how it lies."""
 
-    def __init__(self, part: torch.Tensor, layout: Layout) -> None:
+    def __init__(self, part: torch.Tensor, layout: MeshLayout) -> None:
         self.part, self.layout = part, layout
 
 
@@ -253,7 +257,9 @@ def _embedding(
     return None, tuple(made), [ids.layout.placements, weight.layout.placements]
 
 
-def _norm(run: Callable, x: Any, sizes: Sequence[int], weight: Any = None, bias: Any = None, *rest: Any, **named: Any):  # type: ignore[no-untyped-def]
+def _norm(
+    run: Callable, x: Any, sizes: Sequence[int], weight: Any = None, bias: Any = None, *rest: Any, **named: Any
+) -> tuple:
     bias = bias if isinstance(bias, Given) else None
     _check(isinstance(x, Given) and _is_whole(weight) and _is_whole(bias))
     first = x.part.dim() - len(sizes)
@@ -309,14 +315,14 @@ _RULES: dict[str, Rule] = {
 _ALIKE = {"dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_leaf"}
 
 
-class Parts:
+class LocalTensors:
     """The DTensors of one trace."""
 
     def __init__(self, tree: Tree, node: Node, function: Callable[[Any, Any, tuple, dict], Any]) -> None:
         """``function``: calls a function of torch as a part of the trace."""
         self._tree, self._node, self._function = tree, node, function
         self._shells: dict[int, tuple[Any, Given]] = {}
-        self._layouts: list[Layout] = []
+        self._layouts: list[MeshLayout] = []
         local = [slot for slot in tree.parameters if isinstance(slot.holder, LocalParameters)]
         self._parameters = {id(slot.leaf): slot for slot in local}
 
@@ -364,7 +370,7 @@ class Parts:
         args, kwargs = tree_map_only(Given, lambda each: each.part, (args, kwargs))
         result = self.run(function, *args, **kwargs) if on_parts is None else on_parts(*args, **kwargs)
         sources = [(g.layout, u) for g, u in zip(given, used, strict=True) if g.part.requires_grad]
-        return self._shell(result, Layout(given[0].layout.mesh, placements, sources))
+        return self._shell(result, MeshLayout(given[0].layout.mesh, placements, sources))
 
     def _refuse(self, reason: str) -> NotTraceable:
         refuse_parts(self._tree.parallel.values())
@@ -378,7 +384,7 @@ class Parts:
         slot = self._parameters.get(id(tensor))
         if slot is None:
             raise Refused("which is no parameter, and not of a layer of parallelize_module")
-        layout = Layout(tensor.device_mesh, tensor.placements)
+        layout = MeshLayout(tensor.device_mesh, tensor.placements)
         layout.parameter = slot
         self._layouts.append(layout)
         return self._known(tensor, Given(slot.get(), layout))
@@ -387,7 +393,7 @@ class Parts:
         self._shells[id(shell)] = shell, given
         return given
 
-    def _shell(self, part: torch.Tensor, layout: Layout) -> Any:
+    def _shell(self, part: torch.Tensor, layout: MeshLayout) -> Any:
         """A DTensor that stands for one of which ``part`` is this rank's."""
         self._layouts.append(layout)
         with eagerly(), torch.no_grad():
@@ -439,7 +445,7 @@ class Parts:
             raise self._refuse("forward makes a DTensor that is checked, or of sizes or gradients that it says")
         if placements is None:
             placements = [_types().Replicate()] * device_mesh.ndim
-        layout = Layout(device_mesh, self._positive(placements, tensor.dim()))
+        layout = MeshLayout(device_mesh, self._positive(placements, tensor.dim()))
         if tensor.requires_grad and torch.is_grad_enabled() and any(p.is_replicate() for p in layout.placements):
             tensor = self._node("collective", "from_local", functools.partial(_enter, layout), (tensor,), {})
         return self._shell(tensor, layout)
@@ -451,7 +457,7 @@ class Parts:
         before, part = given.layout, given.part
         if placements is None or (device_mesh or before.mesh) != before.mesh or any(others.values()):
             raise self._refuse("forward redistributes a DTensor to another mesh, or as another type")
-        target = Layout(before.mesh, self._positive(placements, part.dim()))
+        target = MeshLayout(before.mesh, self._positive(placements, part.dim()))
         if target.placements == before.placements:
             return tensor
         if any(p.is_shard() and p != q for p, q in zip(before.placements, target.placements, strict=True)):
@@ -511,7 +517,7 @@ def _method(name: str) -> Any:
 
 
 @contextmanager
-def recording(parts: Parts | None) -> Iterator[None]:
+def recording(parts: LocalTensors | None) -> Iterator[None]:
     """Inside, in this thread, methods of DTensors that are traced are those of ``parts``."""
     if parts is None:
         yield

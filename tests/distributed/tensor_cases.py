@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 
 from ortmodule import ORTModule
 from tests.distributed import collective_cases
-from tests.distributed.nets import WIDTH, WORDS, batch, both, net, whole
+from tests.distributed.nets import WIDTH, WORDS, Net, batch, both, net, whole
 
 COLUMNS = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel)
 ROWS = dict.fromkeys(("out", "down"), RowwiseParallel)
@@ -156,19 +156,12 @@ class Layer(nn.Module):
         return x + self.feed(self.second(x))
 
 
-class Decoder(nn.Module):
+class Decoder(Net):
     def __init__(self):
-        super().__init__()
+        super().__init__(0)
         self.table = nn.Embedding(2 * WORDS, WIDTH, padding_idx=3)
         self.layers = nn.ModuleList(Layer() for _ in range(2))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WORDS)
-
-    def forward(self, ids, labels):
-        x = self.table(ids)
-        for layer in self.layers:
-            x = layer(x)
-        logits = self.head(self.norm(x))
-        return nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        self.head = nn.Linear(WIDTH, 2 * WORDS)
 
 
 def decoder(mesh, table=ColwiseParallel):
