@@ -1,4 +1,4 @@
-"""Starts a module of the examples on several processes with `torchrun`, and reads what they print."""
+"""Starts a module of the examples on several processes, with `torchrun`, and reads what they print."""
 
 import contextlib
 import json
@@ -10,19 +10,24 @@ import sys
 
 
 def run(module, given, processes, limit, options=(), **environment):
-    """What `python -m <module> <given>` prints on so many ``processes`` of this machine, all together. ``limit``:
-    seconds; ``options``: of torchrun. Raises RuntimeError with what they printed where one of them ends with an error,
-    and TimeoutExpired; no process is left."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *options]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-    with subprocess.Popen([*command, "-m", module, *given], env=os.environ | environment, **pipes) as started:
+    """What `python -m <module> <given>` prints on so many ``processes`` of this machine; ``options``: of torchrun. The
+    rest is as of :func:`printed`."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *options]
+    return printed([*start, "-m", module, *given], limit, **environment)
+
+
+def printed(command, limit, **environment):
+    """What a command prints that starts processes. ``limit``: seconds. Raises RuntimeError with what was printed where
+    it ends with an error, and TimeoutExpired; no process is left."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env=os.environ | environment, start_new_session=True, **pipes) as started:
         try:
             text, _ = started.communicate(timeout=limit)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)
     if started.returncode:
-        raise RuntimeError(f"{module} on {processes} processes ended with {started.returncode}:\n{text[-3000:]}")
+        raise RuntimeError(f"{' '.join(command)} ended with {started.returncode}:\n{text[-3000:]}")
     return text
 
 

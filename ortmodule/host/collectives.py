@@ -37,12 +37,14 @@ _METHODS = {
             "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "reduce_scatter",
             "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
             "reduce_scatter_single_coalesced", "gather", "scatter", "alltoall",
-            "alltoall_base", "all_to_all_single",
+            "alltoall_base", "all_to_all_single", "recv", "recv_anysource",
         ),
         False,
     ),
 }  # fmt: skip
-_OTHERS = ("send", "recv", "recv_anysource", "barrier", "monitored_barrier", "_start_coalescing", "_end_coalescing")
+#: From one rank to another: what sends returns nothing.
+_MESSAGES = ("send", "recv", "recv_anysource")
+_OTHERS = ("barrier", "monitored_barrier", "_start_coalescing", "_end_coalescing")
 
 MOST_PENDING = 1024  # collectives that are on their way
 WAIT = "wait_tensor"  # the name of a node that waits for one
@@ -198,16 +200,17 @@ class Collectives:
             raise NotTraceable("forward does not wait for a collective that it begins (async_op=True)")
 
     def method(self, name: str, original: Callable, group: Any, args: tuple, kwargs: dict) -> _Work:
-        if name not in _METHODS or not args:
+        if (name not in _METHODS and name not in _MESSAGES) or not args:
             raise NotTraceable(f"forward calls {name} of a process group, for which a graph has no node")
-        targets = _tensors_in(args[0])
+        sends = name not in _METHODS
+        targets = [] if sends else _tensors_in(args[0])
         if any(t.requires_grad for t in targets):
             text = "changes a tensor that carries a gradient, which autograd does not see"
             raise NotTraceable(f"{name} of a process group {text}")
-        given = targets if _METHODS[name] else [torch.zeros_like(t) for t in targets]
-        operands = (*given, *_tensors_in((args[1:], kwargs)))
+        given = targets if _METHODS.get(name) else [torch.zeros_like(t) for t in targets]
+        operands = (*given, *_tensors_in((args if sends else args[1:], kwargs)))
         begin = self._call(name, original, group, (args, kwargs), len(targets))
-        late = any(getattr(option, "asyncOp", False) for option in (*args, *kwargs.values()))
+        late = name in _MESSAGES or any(getattr(option, "asyncOp", False) for option in (*args, *kwargs.values()))
 
         def at_once(*tensors: torch.Tensor) -> list[torch.Tensor]:
             return begin(*tensors)[0]()
@@ -233,7 +236,7 @@ class Collectives:
         outline = tree_map_only(torch.Tensor, lambda t: _Place(), arguments)
 
         def begin(*tensors: torch.Tensor) -> tuple[Callable[[], list[torch.Tensor]], list[torch.Tensor]]:
-            make = torch.clone if _METHODS[name] else torch.empty_like
+            make = torch.clone if _METHODS.get(name) else torch.empty_like
             made = [make(t.detach()) for t in tensors[:count]]
             each = iter((*made, *(t.detach() for t in tensors[count:])))
             args, kwargs = tree_map_only(_Place, lambda place: next(each), outline)
@@ -261,7 +264,7 @@ def _method(name: str, original: Callable) -> Callable:
 
 def _replacements() -> Iterator[Replacement]:
     group = torch.distributed.ProcessGroup
-    for name in (*_METHODS, *_OTHERS):
+    for name in dict.fromkeys((*_METHODS, *_MESSAGES, *_OTHERS)):
         if hasattr(group, name):
             yield Replacement.around(group, name, functools.partial(_method, name))
 

@@ -288,6 +288,47 @@ def left_to_pytorch(rank, folder):
     return "same"
 
 
+def messages(rank, folder):
+    """From one rank to the other: both ways at once, one way that waits, batched."""
+    other = 1 - rank
+
+    def both_ways(x):
+        mine, theirs = x.detach().mean(0), x.detach().new_empty(WIDTH)
+        works = [distributed.isend(mine, other), distributed.irecv(theirs, other)]
+        y = x.exp()
+        for work in works:
+            work.wait()
+        return y * theirs.cos()
+
+    def one_way(x):
+        if rank:
+            distributed.send(x.detach()[0] * 2, other)
+            return x * 1
+        theirs = x.detach()[0] * 0
+        distributed.recv(theirs, other)
+        return x + theirs
+
+    def batched(x):
+        mine, theirs = x.detach().sin().sum(0), x.detach().new_empty(WIDTH)
+        each = [distributed.P2POp(distributed.isend, mine, other), distributed.P2POp(distributed.irecv, theirs, other)]
+        for work in distributed.batch_isend_irecv(each):
+            work.wait()
+        return x * theirs
+
+    names = {both_ways: {"send", "recv"}, batched: {"send", "recv"}, one_way: {"send"} if rank else {"recv"}}
+    for how, expected in names.items():
+        told = warnings.catch_warnings(record=True)
+        with told as found:
+            warnings.simplefilter("always")
+            plain, ours = net(Net, how), ORTModule(net(Net, how))
+            torch.testing.assert_close(_train(rank, ours)[0], _train(rank, plain)[0], rtol=1e-4, atol=1e-6)
+        report = explain(ours)
+        assert report.captured and not report.pytorch_calls, (how, report)
+        assert set(report.python_ops) == expected | {"wait_tensor"}, report.python_ops
+        assert not [each for each in found if "ORTModule" in str(each.message)], [str(e.message) for e in found]
+    return "same"
+
+
 class Context(nn.Module):
     """Attention of this rank's part of the tokens to those of all ranks: context parallelism."""
 
