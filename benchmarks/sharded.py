@@ -11,8 +11,6 @@ of the weights that are computed with there.
 import argparse
 import json
 import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 
 from benchmarks.optimizer import seconds
 from benchmarks.report import machine, middle, milliseconds, speedup, write
+from examples import processes
 from ortmodule import ORTModule, explain
 from ortmodule.optim import AdamWMode, FusedAdam
 
@@ -96,31 +95,8 @@ def worker(args):
     for wrapper in args.wrappers:
         rows |= measured(wrapper, rank, args)
     if rank == 0:
-        print(json.dumps(rows), flush=True)
+        print(json.dumps({"rank": rank, "rows": rows}), flush=True)
     os._exit(0)  # gloo's threads may outlive their group
-
-
-def rows_of(given, args):
-    """What the first of the processes measured. Raises RuntimeError with what they printed."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
-    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(args.processes)}
-    command = [sys.executable, "-m", "benchmarks.sharded", "--worker", *given]
-    processes = [
-        subprocess.Popen(command, env=os.environ | places | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for rank in range(args.processes)
-    ]  # fmt: skip
-    try:
-        texts = [process.communicate(timeout=args.limit) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, texts, strict=True):
-        if process.returncode:
-            raise RuntimeError(f"a process ended with {process.returncode}:\n{errors[-3000:]}")
-    return json.loads(next(line for line in texts[0][0].splitlines() if line.startswith("{")))
 
 
 def main(given=None):
@@ -138,7 +114,7 @@ def main(given=None):
     args = parser.parse_args(given)
     if args.worker:
         return worker(args)
-    rows = rows_of(given, args)
+    rows = processes.rows("benchmarks.sharded", ["--worker", *given], args.processes, args.limit)[0]["rows"]
     lines = ["| | step, ms | speed | in the engine, % | last loss |", "| --- | ---: | ---: | ---: | ---: |"]
     for name, row in rows.items():
         plain = rows[name.removesuffix(" + ORTModule")]

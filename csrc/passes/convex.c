@@ -1,6 +1,9 @@
 /* convex.c -- walks over the nodes from a group's first member to its last. */
 #include "passes/convex.h"
 
+#include "ops/op.h"
+#include "passes/match.h"
+
 /* What a walk finds about a node, added to twice its number. */
 enum { MEMBER = 0, DEPENDENT = 1 };
 
@@ -43,13 +46,21 @@ static bool depends_through_others(const convex *w, const node *n) {
     return false;
 }
 
+/* Do others see when it runs? Processes communicate in the order of these. */
+static bool is_seen(const node *n) { return n->op->flags & EFFECT || node_is(n, "HostGrad"); }
+
 bool convex_holds(convex *w, node *const *members, int count, const node *first, const node *last) {
+    bool moves = false; /* one that is seen, behind what follows */
+
     w->walk++;
     for (const node *n = first;; n = n->next) {
         const bool member = convex_has(members, count, n);
         if (member && depends_through_others(w, n)) return false;
         if (member) set_found(w, n, MEMBER);
-        else if (node_is_live(n) && depends(w, n)) set_found(w, n, DEPENDENT);
+        else if (node_is_live(n) && depends(w, n)) {
+            set_found(w, n, DEPENDENT);
+            moves = moves || is_seen(n);
+        } else if (moves && node_is_live(n) && is_seen(n)) return false;
         if (n == last) return true;
     }
 }

@@ -13,8 +13,6 @@ import argparse
 import json
 import os
 import random
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,6 +22,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertModel
 
+from examples import processes
 from examples.pretrain_gpt.data import read_text
 from ortmodule import ORTModule, explain
 from ortmodule.optim import AdamWMode, FP16_Optimizer, FusedAdam
@@ -152,35 +151,12 @@ def train(args):
         losses.append(loss.item())
     report = explain(model) if isinstance(model, ORTModule) else None
     found = {
-        "setting": args.setting, "first": seconds[0], "step": median(seconds[1:] or seconds), "losses": losses,
+        "rank": rank, "setting": args.setting, "losses": losses,
+        "first": seconds[0], "step": median(seconds[1:] or seconds),
         "bytes": memory("VmHWM") - before, "fallback": report.fallback if report is not None else None,
     }  # fmt: skip
     print(json.dumps(found), flush=True)
     os._exit(0)  # gloo's threads may outlive their group
-
-
-def run(setting, args):
-    """What the processes of a setting measured, by rank. Raises RuntimeError with what they printed."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
-    places = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": str(args.processes),
-        "DS_ACCELERATOR": "cpu",
-    }
-    command = [sys.executable, "-m", "examples.twinbert.train", "--setting", setting, *args.given]
-    processes = [
-        subprocess.Popen(command, env=os.environ | places | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for rank in range(args.processes)
-    ]  # fmt: skip
-    texts = [process.communicate(timeout=args.limit) for process in processes]
-    for process, (_, errors) in zip(processes, texts, strict=True):
-        if process.returncode:
-            raise RuntimeError(f"{setting} ended with {process.returncode}:\n{errors[-3000:]}")
-    return [json.loads(next(line for line in out.splitlines() if line.startswith("{"))) for out, _ in texts]
 
 
 def main(given=None):
@@ -203,11 +179,12 @@ def main(given=None):
     args = parser.parse_args(given)
     if args.setting:
         return train(args)
-    args.given = given
     print(f"| setting | step, s | first step, s | memory, MB | last loss |\n| --- | {'---: | ' * 4}".rstrip())
     every = {}
     for setting in args.settings:
-        every[setting] = found = run(setting, args)
+        own = ["--setting", setting, *given]
+        found = processes.rows("examples.twinbert.train", own, args.processes, args.limit, DS_ACCELERATOR="cpu")
+        every[setting] = found
         loss = sum(each["losses"][-1] for each in found) / len(found)
         step, first, most = (max(each[name] for each in found) for name in ("step", "first", "bytes"))
         print(f"| {setting} | {step:.3f} | {first:.2f} | {most / 1e6:.0f} | {loss:.3f} |", flush=True)

@@ -148,7 +148,7 @@ def capture(
             text = f"{type(error).__name__}: {first}" + (f" (a trace fails at {place})" if place else "")
             raise _blaming(_Failed(text), getattr(error, "submodule", None)) from error
 
-    dims, model = _Dims(tensors, len(tree.resized_tensors()[0])), None
+    dims, model = _Dims(tensors, len(tree.resized_tensors()[0]), tree.ranks), None
     with export.CAPTURING:
         while model is None:
             loops = opset if rewritten and part == SMALL else None
@@ -445,8 +445,10 @@ BATCH, LENGTH, SPACE, FEATURE = range(4)  # what a dimension probably is; nothin
 class _Dims:
     """The dimensions of the inputs, in groups that have one size and so probably vary together."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], resized: int = 0) -> None:
-        """``resized``: how many of ``tensors``, the last ones, are the module's."""
+    def __init__(self, tensors: Sequence[torch.Tensor], resized: int = 0, ranks: int = 1) -> None:
+        """``resized``: how many of ``tensors``, the last ones, are the module's. ``ranks``: among so many dimensions
+        may be split."""
+        self.ranks = ranks
         self.given: dict[Dim, int] = {(i, d): n for i, t in enumerate(tensors) for d, n in enumerate(t.shape)}
         self.count = len(tensors) - resized
         firsts = Counter(t.shape[0] for t in tensors[: self.count] if t.dim())
@@ -517,6 +519,10 @@ class _Dims:
             # A table that is larger than the call needs it stays so.
             alone = all(i >= self.count for (i, d), n in sizes.lengths.items() if n == size and (i, d) in varied)
             new[dim] = _other(size, LENGTH if alone else kind, otherwise or alone)
+            if self.ranks > 1 and size % self.ranks == 0:
+                down = new[dim] // self.ranks * self.ranks
+                new[dim] = down if down and new[dim] < size else -(-new[dim] // self.ranks) * self.ranks
+                new[dim] += self.ranks if new[dim] == size else 0
             if keeping:
                 new[dim] = min(new[dim], self.given[dim])
         rows = {dim for dim in new if self.kind[dim] == BATCH and dim not in varied} if otherwise else ()

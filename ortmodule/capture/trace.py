@@ -63,6 +63,7 @@ from ortmodule.host.collectives import recording as recording_collectives
 from ortmodule.host.host_node import Node, leaves_of
 from ortmodule.host.opaque_regions import CALL, Opaque, Regions, eagerly
 from ortmodule.host.opaque_regions import recording as recording_regions
+from ortmodule.host.parallel_layers import recording as recording_dtensors
 from ortmodule.lowering import export
 from ortmodule.lowering.decompose import rewrite
 from ortmodule.lowering.functionalize import without_view_writes
@@ -173,7 +174,7 @@ def _record(
             no_collections(), scalar_guards.recording() as flat.recorder, flat.mode, function_caches.left_out(),
             export.tracing(flat),
             recording_regions(flat.regions), recording_collectives(flat.collectives),
-            saved_tensors_hooks(saved.pack, saved.unpack),
+            recording_dtensors(flat.mode.dtensors), saved_tensors_hooks(saved.pack, saved.unpack),
         ):  # fmt: skip
             try:
                 chance.seed(high)
@@ -290,7 +291,7 @@ class _Flat(nn.Module):
         self.leaves: dict[int, Source] = {}  # of the inputs' gradients
         regions.begins = regions.traced = self.look
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
-        self.recorder, self.mode = scalar_guards.Recorder(), TraceMode(regions.draw, regions.node)
+        self.recorder, self.mode = scalar_guards.Recorder(), TraceMode(regions.draw, regions.node, tree)
         self.collectives = Collectives(regions.node, self.mode.write)
 
     def state_dict(  # type: ignore[override]  # torch has overloads
@@ -471,6 +472,8 @@ class _Flat(nn.Module):
         self.sources: list[Source] = []
         outputs: list[torch.Tensor] = []
         for tensor in leaves:
+            if hasattr(type(tensor), "to_local"):
+                raise NotTraceable("forward returns, or keeps, a DTensor, which a graph does not make")
             number = symbolic_numbers.stands_for_one(tensor) or (id(tensor) not in known and is_number(tensor))
             if id(tensor) not in known and (name := set_by_forward(tensor)):
                 raise NotTraceable(f"forward sets the attribute {name} of its result")

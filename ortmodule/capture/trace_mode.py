@@ -26,7 +26,9 @@ from ortmodule.core.torch_private import (
     set_value_trace,
     untraced,
 )
+from ortmodule.guards.module_tree import Tree
 from ortmodule.host import collectives
+from ortmodule.host.parallel_layers import LocalTensors
 
 
 class Saved:
@@ -66,10 +68,13 @@ class TraceMode(TorchFunctionMode):
     list, an object, a global.
     """
 
-    def __init__(self, draw: Callable[[Any, tuple, dict[str, Any]], Any], node: collectives.Node) -> None:
+    def __init__(
+        self, draw: Callable[[Any, tuple, dict[str, Any]], Any], node: collectives.Node, tree: Tree
+    ) -> None:  # fmt: skip
         """``draw``: makes a node of a call that draws from a torch.Generator. ``node``: one of any function."""
         super().__init__()
         self.draw, self.node = draw, node
+        self.dtensors = LocalTensors(tree, node, self.__torch_function__) if tree.parallel else None
         self.differentiates = torch.is_grad_enabled()
         self.outside: dict[int, torch.Tensor] = {}
         self._before: dict[int, Elements] = {}  # of those
@@ -142,9 +147,11 @@ class TraceMode(TorchFunctionMode):
 
     def check(self) -> None:
         """Raises NotTraceable when forward changed a tensor that it has from elsewhere or under two names, or an
-        operator failed."""
+        operator failed, or it is not clear how gradients of DTensors lie."""
         if self.failed:
             raise NotTraceable(self.failed)
+        if self.dtensors is not None:
+            self.dtensors.settle()
         for tensor, version, where in self._shared:
             if tensor._version != version:
                 raise NotTraceable(f"{where}, and changes them later under another name")
@@ -172,6 +179,8 @@ class TraceMode(TorchFunctionMode):
             if _is_of_data(function, "__get__"):  # or no version would tell that a parameter is changed through it
                 return args[0].detach()
             return function(*args, **(kwargs or {}))
+        if self.dtensors is not None and self.dtensors.concern(args, kwargs):
+            return self.dtensors.call(function, args, kwargs or {})
         if chance.is_among(args) or (kwargs and chance.is_among(kwargs.values())):
             raise chance.DrawsOperand(f"{scalar_guards.user_line()} computes with a random number")
         if drawn_values.is_among(args):

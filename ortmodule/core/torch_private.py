@@ -249,6 +249,12 @@ def wait_tensor(tensor: Any) -> Any:
     return torch.ops._c10d_functional.wait_tensor(tensor)
 
 
+def local_part(whole: Any) -> torch.Tensor:
+    """What this rank has of a DTensor, the very tensor."""
+    part: torch.Tensor = whole._local_tensor
+    return part
+
+
 def finished_work() -> Any:
     """What an operator of `torch.distributed` returns for a collective that is over."""
     return _fake_work().boxed()

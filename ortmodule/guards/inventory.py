@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ortmodule.guards.sharded import sharded_in
+from ortmodule.guards.local_parameters import LocalParameters
+from ortmodule.guards.sharded import communicating_in, has_refused
 from ortmodule.guards.size_tables import SizeTable
 from ortmodule.guards.tensor_attributes import TensorAttributes
 
@@ -54,6 +55,11 @@ class Slot:
 
     def set(self, tensor: torch.Tensor) -> None:
         self.holder[self.key] = tensor
+
+    @property
+    def leaf(self) -> Any:
+        """What autograd puts a gradient on: the tensor, or the DTensor that it is a part of."""
+        return self.holder.whole(str(self.key)) if isinstance(self.holder, LocalParameters) else self.get()
 
     @functools.cached_property
     def on_tensor(self) -> TensorAttributes:
@@ -106,8 +112,9 @@ class Inventory:
         self.modules = dict(module.named_modules())
         #: Scripted submodules: their dictionaries are no dictionaries, and nothing shows when they change.
         self.scripted = [path for path, m in self.modules.items() if isinstance(m, torch.jit.ScriptModule)]
-        #: Submodules that FSDP2 shards, which gathers their tensors when it calls them: those are none of here.
-        self.sharded = sharded_in(self.modules)
+        #: Submodules that FSDP2 shards, which gathers their tensors when it calls them: those are none of here. And
+        #: those of tensor parallelism, of which graphs have this rank's parts.
+        self.sharded, self.parallel = communicating_in(self.modules)
         self.within_sharded = {id(m) for unit in self.sharded.values() for m in unit.modules()}
         self.classes = [(m, type(m)) for m in self.modules.values()]
         self._children = [(m, tuple(m._modules.items())) for m in self.modules.values()]
@@ -128,7 +135,7 @@ class Inventory:
         found: dict[int, Slot] = {}
         for path, part in self._own_modules():
             for holder, slots in ((part._parameters, self.parameters), (part._buffers, self.buffers)):
-                for slot in _slots_in(path, holder):
+                for slot in _slots_in(path, holder, path in self.parallel):
                     if id(slot.get()) in found:
                         self._ties.append((found[id(slot.get())], slot))
                     else:
@@ -183,6 +190,12 @@ class Inventory:
     def others(self) -> list[Slot]:
         """Buffers and plain tensors, and what is like them."""
         return self.buffers + self.written + self.plain
+
+    @property
+    def ranks(self) -> int:
+        """How many share the largest of the DTensors."""
+        local = [slot for slot in self.parameters if isinstance(slot.holder, LocalParameters)]
+        return max((slot.leaf.device_mesh.size() for slot in local), default=1)
 
     @property
     def counters(self) -> list[Slot]:
@@ -244,6 +257,8 @@ class Inventory:
 
     def is_current(self) -> bool:
         """Are the submodules the same, and the tensors in the same places?"""
+        if has_refused(self.parallel.values()):
+            return False
         for module, cls in self.classes:
             if type(module) is not cls:
                 return False
@@ -260,7 +275,11 @@ class Inventory:
         shape."""
         resized = {(id(holder), key) for holder, key in self.resized}
         pairs = [(slot.holder[slot.key], (id(slot.holder), slot.key) in resized) for slot in self._kinds]
-        return tuple([_kind(t)[:-1] if alone else _kind(t) for t, alone in pairs])
+        kinds = [_kind(t)[:-1] if alone else _kind(t) for t, alone in pairs]
+        if self.parallel:
+            local = [slot for slot in self.parameters if isinstance(slot.holder, LocalParameters)]
+            kinds += [slot.holder.layout(str(slot.key)) for slot in local]  # type: ignore[attr-defined]  # as it says
+        return tuple(kinds)
 
     def unsupported_tensor(self) -> str | None:
         """The name of a tensor that the engine cannot use, with the reason, or None."""
@@ -279,9 +298,13 @@ def path_of(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _slots_in(path: str, holder: Any) -> list[Slot]:
+def _slots_in(path: str, holder: Any, parts: bool = False) -> list[Slot]:
+    """``parts``: of DTensors this rank's parts."""
+    local = LocalParameters(holder) if parts else holder
     return [
-        Slot(path_of(path, key), holder, key) for key, value in list(holder.items()) if isinstance(value, torch.Tensor)
+        Slot(path_of(path, key), local if parts and hasattr(value, "to_local") else holder, key)
+        for key, value in list(holder.items())
+        if isinstance(value, torch.Tensor)
     ]
 
 

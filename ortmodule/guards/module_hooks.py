@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.nn.modules import module as nn_module
 from ortmodule.core.snapshot import Items, Snapshot
 from ortmodule.guards.code_reader import is_of, is_torchs
 from ortmodule.guards.hook_analysis import Reach, reach_of
-from ortmodule.guards.sharded import standing_in
+from ortmodule.guards.sharded import is_of_parallel, standing_in
 
 GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"
@@ -32,10 +32,12 @@ class ModuleHooks:
     """The hooks of the submodules of ``module``, as :meth:`look` found them."""
 
     def __init__(
-        self, module: nn.Module, modules: dict[str, nn.Module], sharded: dict[str, nn.Module] | None = None
-    ) -> None:
-        """``sharded``: of the submodules, those that FSDP2 shards."""
-        self._modules, self._sharded = modules, sharded or {}
+        self, module: nn.Module, modules: dict[str, nn.Module], sharded: dict[str, nn.Module] | None = None,
+        parallel: Container[str] = (),
+    ) -> None:  # fmt: skip
+        """``sharded``: of the submodules, those that FSDP2 shards; ``parallel``: those with hooks of tensor parallelism
+        that graphs follow."""
+        self._modules, self._sharded, self._parallel = modules, sharded or {}, parallel
         self._inner = [(name, m.__dict__) for name, m in modules.items() if m is not module]
         self._reaches: dict[int, tuple[Any, Reach | None]] = {}  # of forward hooks that were met, by their ids
         self.reach: Reach | None = None  # of the hooks that graphs follow
@@ -51,14 +53,19 @@ class ModuleHooks:
         self.reach, self.followed, self.key = None, {}, ()
         if any(getattr(nn_module, name) for name in GLOBAL_HOOKS):
             return ("",)
-        found = []
+        found, parallel = [], []
         for path, attributes in self._inner:
             count = sum([len(attributes[hooks]) for hooks in HOOKS])
+            if path in self._parallel:
+                inside = [h for name in HOOKS for h in attributes[name].values() if is_of_parallel(h)]
+                count -= len(inside)
+                parallel += [(path, hook) for hook in inside]
             if path in self._sharded or (count and len(self._follow(path, attributes)) < count):
                 found.append(path)
         if self.followed and self.reach is not None:
             hooks = tuple([(path, tuple(hooks.items())) for path, hooks in self.followed.items()])
             self.key = hooks, self.reach.values()
+        self.key += tuple(parallel)
         return tuple(found)
 
     def _follow(self, path: str, attributes: dict[str, Any]) -> dict[int, Any]:

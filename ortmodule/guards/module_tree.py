@@ -53,7 +53,7 @@ class Tree(Inventory):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.attributes = Attributes(self.modules)
-        self.hooks = ModuleHooks(module, self.modules, self.sharded)
+        self.hooks = ModuleHooks(module, self.modules, self.sharded, self.parallel)
         self.caches = Caches()
         self.may_fill = False  # may PyTorch run a call that fills a cache, before anything is captured?
         self.fills = 0  # such calls

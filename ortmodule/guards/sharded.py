@@ -9,6 +9,7 @@ what others would get from other ranks is what this one has.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -35,18 +36,57 @@ def is_parallel(module: nn.Module) -> bool:
     if any(hasattr(p, "to_local") for p in module._parameters.values()):
         return True
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    return any(getattr(hook, "__module__", "").startswith("torch.distributed.tensor") for hook in hooks)
+    return any(map(is_of_parallel, hooks))
 
 
-def sharded_in(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """The outermost ones of ``modules`` that communicate; the root aside, whose hooks run around it. ``modules`` are
-    by path."""
-    found: dict[str, nn.Module] = {}
+#: Parallel modules of which no graph could be made of what this rank computes: PyTorch runs them.
+_refused: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def refuse_parts(modules: Iterable[nn.Module]) -> None:
+    """From now on graphs leave these parallel modules to PyTorch."""
+    _refused.update(modules)
+
+
+def has_refused(modules: Iterable[nn.Module]) -> bool:
+    return any(module in _refused for module in modules)
+
+
+def _is_in_graphs(module: nn.Module) -> bool:
+    """Is it a parallel module of which graphs have what this rank computes? All ranks have parts of the same size; a
+    table that is split by words has gradients of the whole table in PyTorch."""
+    if is_sharded(type(module)) or not is_parallel(module) or module in _refused:
+        return False
+    wholes: list[Any] = [p for p in module._parameters.values() if hasattr(p, "to_local")]
+    for whole in wholes:
+        for i, placement in enumerate(whole.placements):
+            if placement.is_shard() and whole.shape[placement.dim] % whole.device_mesh.size(i):
+                return False
+            if placement.is_shard() and placement.dim == 0 and isinstance(module, nn.Embedding):
+                return False
+            if not placement.is_shard() and not placement.is_replicate():
+                return False
+    return not any(hasattr(t, "to_local") for t in (*module._buffers.values(), *vars(module).values()))
+
+
+def is_of_parallel(hook: Any) -> bool:
+    """Is it a hook of `parallelize_module`?"""
+    return getattr(hook, "__module__", "").startswith("torch.distributed.tensor")
+
+
+def communicating_in(modules: dict[str, nn.Module]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Of ``modules``, by path, the outermost ones that communicate by themselves, and the parallel ones that graphs
+    have, with their communication; the root aside, whose hooks run around it."""
+    sharded: dict[str, nn.Module] = {}
+    parallel: dict[str, nn.Module] = {}
     for path, module in modules.items():
-        outermost = path and not any(path.startswith(f"{outer}.") for outer in found)
-        if outermost and (is_sharded(type(module)) or is_parallel(module)):
-            found[path] = module
-    return found
+        if not path or any(path.startswith(f"{outer}.") for outer in sharded):
+            continue
+        if _is_in_graphs(module):
+            parallel[path] = module
+        elif is_sharded(type(module)) or is_parallel(module):
+            sharded[path] = module
+    return sharded, parallel
 
 
 def waiting(module: nn.Module) -> Callable[..., Any]:

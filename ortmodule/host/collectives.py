@@ -37,12 +37,14 @@ _METHODS = {
             "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "reduce_scatter",
             "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
             "reduce_scatter_single_coalesced", "gather", "scatter", "alltoall",
-            "alltoall_base", "all_to_all_single",
+            "alltoall_base", "all_to_all_single", "recv", "recv_anysource",
         ),
         False,
     ),
 }  # fmt: skip
-_OTHERS = ("send", "recv", "recv_anysource", "barrier", "monitored_barrier", "_start_coalescing", "_end_coalescing")
+#: From one rank to another: what sends returns nothing.
+_MESSAGES = ("send", "recv", "recv_anysource")
+_OTHERS = ("barrier", "monitored_barrier", "_start_coalescing", "_end_coalescing")
 
 MOST_PENDING = 1024  # collectives that are on their way
 WAIT = "wait_tensor"  # the name of a node that waits for one
@@ -72,7 +74,7 @@ def call_functional(node: Node, name: str, function: Callable, args: tuple, kwar
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         return _begun(lambda: [wait_tensor(t.detach()) for t in results], results)
 
-    results = node("collective", WAIT, _wait, tuple(node("collective", name, begin, args, kwargs)), {})
+    results = node("collective", WAIT, wait_for, tuple(node("collective", name, begin, args, kwargs)), {})
     return list(results) if name.endswith("_coalesced") else results[0]
 
 
@@ -89,21 +91,26 @@ _numbers = itertools.count()
 _lock = threading.Lock()
 
 
-def _begun(wait: Callable[[], list[torch.Tensor]], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What a node returns that has begun a collective: its number, and zeros in place of each of ``results``.
-
-    Gradients pass these, so that backward communicates where the collective began, in the order of other ranks.
-    """
+def number_of(wait: Callable[[], list[torch.Tensor]]) -> torch.Tensor:
+    """A number for a collective that has begun, by which :func:`wait_for` finds ``wait``, which returns its results."""
     with _lock:
         number = next(_numbers)
         while len(_pending) >= MOST_PENDING:  # runs that ended with an error
             del _pending[next(iter(_pending))]
         _pending[number] = wait
-    return [torch.tensor([number]), *_Places.apply(*results)]
+    return torch.tensor([number])
 
 
-def _wait(token: torch.Tensor, *places: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The results, in the places of what :func:`_begun` returned."""
+def _begun(wait: Callable[[], list[torch.Tensor]], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What a node returns that has begun a collective: its number, and zeros in place of each of ``results``.
+
+    Gradients pass these, so that backward communicates where the collective began, in the order of other ranks.
+    """
+    return [number_of(wait), *_Places.apply(*results)]
+
+
+def wait_for(token: torch.Tensor, *places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The results, in the places of the zeros that stand for them."""
     with _lock:
         wait = _pending.pop(int(token))
     return _Waited.apply(wait, *places)
@@ -193,16 +200,17 @@ class Collectives:
             raise NotTraceable("forward does not wait for a collective that it begins (async_op=True)")
 
     def method(self, name: str, original: Callable, group: Any, args: tuple, kwargs: dict) -> _Work:
-        if name not in _METHODS or not args:
+        if (name not in _METHODS and name not in _MESSAGES) or not args:
             raise NotTraceable(f"forward calls {name} of a process group, for which a graph has no node")
-        targets = _tensors_in(args[0])
+        sends = name not in _METHODS
+        targets = [] if sends else _tensors_in(args[0])
         if any(t.requires_grad for t in targets):
             text = "changes a tensor that carries a gradient, which autograd does not see"
             raise NotTraceable(f"{name} of a process group {text}")
-        given = targets if _METHODS[name] else [torch.zeros_like(t) for t in targets]
-        operands = (*given, *_tensors_in((args[1:], kwargs)))
+        given = targets if _METHODS.get(name) else [torch.zeros_like(t) for t in targets]
+        operands = (*given, *_tensors_in((args if sends else args[1:], kwargs)))
         begin = self._call(name, original, group, (args, kwargs), len(targets))
-        late = any(getattr(option, "asyncOp", False) for option in (*args, *kwargs.values()))
+        late = name in _MESSAGES or any(getattr(option, "asyncOp", False) for option in (*args, *kwargs.values()))
 
         def at_once(*tensors: torch.Tensor) -> list[torch.Tensor]:
             return begin(*tensors)[0]()
@@ -215,7 +223,7 @@ class Collectives:
 
         def write() -> None:
             with torch.no_grad():
-                results = self._node("collective", WAIT, _wait, tuple(found), {}) if late else found
+                results = self._node("collective", WAIT, wait_for, tuple(found), {}) if late else found
             for target, result in zip(targets, results, strict=True):
                 self._write(target, result)
 
@@ -228,7 +236,7 @@ class Collectives:
         outline = tree_map_only(torch.Tensor, lambda t: _Place(), arguments)
 
         def begin(*tensors: torch.Tensor) -> tuple[Callable[[], list[torch.Tensor]], list[torch.Tensor]]:
-            make = torch.clone if _METHODS[name] else torch.empty_like
+            make = torch.clone if _METHODS.get(name) else torch.empty_like
             made = [make(t.detach()) for t in tensors[:count]]
             each = iter((*made, *(t.detach() for t in tensors[count:])))
             args, kwargs = tree_map_only(_Place, lambda place: next(each), outline)
@@ -256,7 +264,7 @@ def _method(name: str, original: Callable) -> Callable:
 
 def _replacements() -> Iterator[Replacement]:
     group = torch.distributed.ProcessGroup
-    for name in (*_METHODS, *_OTHERS):
+    for name in dict.fromkeys((*_METHODS, *_MESSAGES, *_OTHERS)):
         if hasattr(group, name):
             yield Replacement.around(group, name, functools.partial(_method, name))
 

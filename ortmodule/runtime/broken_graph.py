@@ -26,6 +26,7 @@ from ortmodule.core.onnx_utils import RANDOM, attributes, constants
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.memory_goal import MemoryGoal
 from ortmodule.engine.session import ENGINE_ERRORS, Session
+from ortmodule.guards.collectives import alone
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree
@@ -484,7 +485,7 @@ def _examples(
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     session = Session(model.SerializeToString(), nodes=capture.trace.nodes)
     around = changed_by_breaks(tree, capture.trace.nodes)
-    with tree.isolated(), tree.unhooked(), only_pytorch(), around.around():
+    with tree.isolated(), tree.unhooked(), only_pytorch(), around.around(), alone():
         feeds = [
             inputs[name] if name in inputs else tree.slots[name.removeprefix(STATE)].get() for name in session.inputs
         ]

@@ -29,6 +29,7 @@ from ortmodule.engine.session import Run, Session, copied, is_captured
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import containers
+from ortmodule.guards.local_parameters import LocalParameters, with_attached
 from ortmodule.guards.module_tree import Tree
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.capture_budget import Variant
@@ -145,8 +146,7 @@ class CompiledGraph:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
         self.modes = ModuleModes(tree)
         self.variant = Variant("", "", 0)  # the calls that it is for
-        self.missed = 0  # runs that did not hold
-        self.origin = self  # the one that stands among the graphs of its key
+        self.missed, self.origin = 0, self  # runs that did not hold; the one that stands among the graphs of its key
         self.lengths: OtherLengths | None = None
         off, unseen, model = config.passes_off, config.padding_unseen, capture.model.SerializeToString()
         graphs, triton = config.enable_cuda_graphs, TritonUse.of(config)
@@ -161,6 +161,7 @@ class CompiledGraph:
         tensors = [as_pairs(t) for t in given]
         self.needs = tuple([torch.is_grad_enabled() and t.requires_grad for t in tensors])
         self.leaves = [i for i, need in enumerate(self.needs) if need]
+        self._dtensors = _dtensors_among([self.feeds[i] for i in self.leaves])
         self.empty = [i for i in self.leaves if not tensors[i].numel()]
         self.differentiable = [i for i, flag in enumerate(trace.requires_grad) if flag and self.leaves]
         self._dependents = dependents_of(capture.model, self.differentiable)
@@ -407,8 +408,7 @@ class CompiledGraph:
             tensors.append(tensor)
             fed.append(tensor if tensor.is_contiguous() else tensor.contiguous())
         if self.pairs:
-            tensors = [as_pairs(t) for t in tensors]
-            fed = [t.contiguous() for t in tensors]
+            tensors, fed = _in_pairs(tensors)
         if self._written:
             self._check_memory(inputs)
         if self.capture.trace.own:
@@ -443,18 +443,25 @@ class CompiledGraph:
             leaves = []
             for i in self.leaves:
                 leaves.append(tensors[i])
+            if self._dtensors:
+                leaves = with_attached(leaves, self._dtensors)
             chains = executable.segments and (self._hand_over == "1" or (early and saving_hooks() is None))
             made = chain(pending, leaves) if chains else attach(pending, *leaves)
             if self._dependents:
                 pending.watched = WatchedResults(made, self.differentiable, self._dependents)
             for i, output in zip(self.differentiable, made, strict=True):
                 outputs[i] = output
-        for target, i in self._carried:
-            with torch.enable_grad():
-                inputs[target].copy_(outputs[i])
+        if self._carried:
+            self._carry(inputs, outputs)
         for function, args in self.capture.trace.draws:
             function(*args)
         return outputs[self._only_output] if self._only_output is not None else self._result(call, outputs)
+
+    def _carry(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Puts new contents with a gradient into inputs."""
+        with torch.enable_grad():
+            for target, i in self._carried:
+                inputs[target].copy_(outputs[i])
 
     def _start_with_host(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
@@ -563,6 +570,18 @@ class CompiledGraph:
         if source.kind == "number":
             return outputs[source.key].tolist()
         return inputs[source.key] if source.kind == "input" else self._states[source.key].get()
+
+
+def _in_pairs(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Complex ones as pairs; the same where they lie in order."""
+    pairs = [as_pairs(t) for t in tensors]
+    return pairs, [t.contiguous() for t in pairs]
+
+
+def _dtensors_among(leaves: Sequence[int | Slot]) -> list[tuple[int, LocalParameters, str]]:
+    """Which of ``leaves`` are this rank's parts of DTensors, and where these are."""
+    places = [(k, leaf) for k, leaf in enumerate(leaves) if isinstance(leaf, Slot)]
+    return [(k, slot.holder, str(slot.key)) for k, slot in places if isinstance(slot.holder, LocalParameters)]
 
 
 def _raise(error: Exception) -> None:

@@ -26,7 +26,7 @@ from ortmodule.engine.session import ENGINE_ERRORS, gpu_of, may_plan
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.hook_effects import conflict
 from ortmodule.guards.module_tree import Tree
-from ortmodule.guards.sharded import waiting
+from ortmodule.guards.sharded import has_refused, refuse_parts, waiting
 from ortmodule.guards.surroundings import reads_any
 from ortmodule.host import escapes
 from ortmodule.host.fallback import Fallback
@@ -233,8 +233,13 @@ class Compiler:
                     part,
                 )
             except CaptureError as error:
-                if not partition.grow(error):
-                    raise
+                parallel = call.tree.parallel.values()
+                if has_refused(parallel) or not partition.grow(error):
+                    if not parallel:
+                        raise
+                    refuse_parts(parallel)  # the next call finds them beside the graph
+                    text = f"{error}; from now on PyTorch runs layers of tensor parallelism between parts of the graph"
+                    raise NotInEngine(Cause.TORCH_MODEL, text) from error
                 owner.budget.go_on(str(error))
 
     def _left(self, path: str, reason: str) -> None:

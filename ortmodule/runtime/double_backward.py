@@ -23,6 +23,7 @@ from ortmodule.engine.session import Session
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import places_of
+from ortmodule.guards.local_parameters import LocalParameters, attached
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.runtime.rng_replay import RngReplay, replaying
@@ -142,6 +143,12 @@ def _replace_state(
                 else:
                     held.set_(tensor.clone())  # type: ignore[call-overload]  # torch takes a tensor, too
         elif tensor.requires_grad:
+            if isinstance(feed.holder, LocalParameters):
+                whole, stands[feed] = feed.leaf, attached([(feed.holder, str(feed.key))])[0]
+                like = feed.holder.like(str(feed.key), stands[feed])
+                for holder, key in places_of(whole, tree):
+                    holder[key] = like
+                continue
             view = tensor.view_as(tensor)
             places = places_of(held, tree)
             stands[feed] = view if places else as_pairs(held)

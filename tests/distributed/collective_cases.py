@@ -173,7 +173,7 @@ def inside(rank, folder):
     return "same"
 
 
-class _Between(torch.autograd.Function):
+class Between(torch.autograd.Function):
     """Notes what had run when it runs itself."""
 
     @staticmethod
@@ -194,29 +194,37 @@ def _overlapped(x):
     whole = functional.all_reduce(x.sin(), "sum", _world())
     mean = x.detach().mean(0)
     work = distributed.all_reduce(mean, async_op=True)
-    other = _Between.apply(x)
+    other = Between.apply(x)
     work.wait()
     return other * mean + whole
+
+
+@contextlib.contextmanager
+def noted():
+    """The names of the nodes that run inside, in their order."""
+    run = Calls.forward
+
+    def forward(self, number, given, expected):
+        MET.append(self.known.nodes[number].name)
+        return run(self, number, given, expected)
+
+    Calls.forward = forward
+    MET.clear()
+    try:
+        yield MET
+    finally:
+        Calls.forward = run
 
 
 def overlap(rank, folder):
     """A collective is begun at its place, and waited for where its result is used first."""
     report, _ = _compared(rank, _overlapped)
     assert report.captured and not report.pytorch_calls, report
-    model, run = ORTModule(net(Net, _overlapped)), Calls.forward
+    model = ORTModule(net(Net, _overlapped))
     _train(rank, model)
-
-    def noted(self, number, given, expected):
-        MET.append(self.known.nodes[number].name)
-        return run(self, number, given, expected)
-
-    Calls.forward = noted
-    try:
-        MET.clear()
+    with noted() as met:
         model(torch.ones(3, 4).requires_grad_())
-    finally:
-        Calls.forward = run
-    assert MET == ["all_reduce", "allreduce", "_Between", "between", "wait_tensor", "wait_tensor"], MET
+    assert met == ["all_reduce", "allreduce", "Between", "between", "wait_tensor", "wait_tensor"], met
     return "same"
 
 
@@ -277,6 +285,47 @@ def left_to_pytorch(rank, folder):
     for work in works:
         with contextlib.suppress(AttributeError):
             work.wait()
+    return "same"
+
+
+def messages(rank, folder):
+    """From one rank to the other: both ways at once, one way that waits, batched."""
+    other = 1 - rank
+
+    def both_ways(x):
+        mine, theirs = x.detach().mean(0), x.detach().new_empty(WIDTH)
+        works = [distributed.isend(mine, other), distributed.irecv(theirs, other)]
+        y = x.exp()
+        for work in works:
+            work.wait()
+        return y * theirs.cos()
+
+    def one_way(x):
+        if rank:
+            distributed.send(x.detach()[0] * 2, other)
+            return x * 1
+        theirs = x.detach()[0] * 0
+        distributed.recv(theirs, other)
+        return x + theirs
+
+    def batched(x):
+        mine, theirs = x.detach().sin().sum(0), x.detach().new_empty(WIDTH)
+        each = [distributed.P2POp(distributed.isend, mine, other), distributed.P2POp(distributed.irecv, theirs, other)]
+        for work in distributed.batch_isend_irecv(each):
+            work.wait()
+        return x * theirs
+
+    names = {both_ways: {"send", "recv"}, batched: {"send", "recv"}, one_way: {"send"} if rank else {"recv"}}
+    for how, expected in names.items():
+        told = warnings.catch_warnings(record=True)
+        with told as found:
+            warnings.simplefilter("always")
+            plain, ours = net(Net, how), ORTModule(net(Net, how))
+            torch.testing.assert_close(_train(rank, ours)[0], _train(rank, plain)[0], rtol=1e-4, atol=1e-6)
+        report = explain(ours)
+        assert report.captured and not report.pytorch_calls, (how, report)
+        assert set(report.python_ops) == expected | {"wait_tensor"}, report.python_ops
+        assert not [each for each in found if "ORTModule" in str(each.message)], [str(e.message) for e in found]
     return "same"
 
 

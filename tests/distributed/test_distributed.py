@@ -18,8 +18,10 @@ CASES = [
     ("pair", "collective_cases:inside"), ("pair", "collective_cases:one_captures_alone"),
     ("pair", "collective_cases:overlap"),
     ("pair", "collective_cases:one_in_pytorch"), ("shard", "collective_cases:left_to_pytorch"),
-    ("shard", "collective_cases:context_parallel"),
-    ("shard", "tensor_cases:sequence"), ("shard", "tensor_cases:two_dimensions"),
+    ("shard", "collective_cases:context_parallel"), ("pair", "collective_cases:messages"),
+    ("pair", "tensor_cases:decoders"), ("pair", "tensor_cases:overlap"), ("shard", "tensor_cases:sequence"),
+    ("shard", "tensor_cases:modes"), ("shard", "tensor_cases:left_to_pytorch"),
+    ("shard", "tensor_cases:two_dimensions"),
     ("four", "tensor_cases:two_dimensions"), ("pair", "wrapper_cases:without_communication"),
 ]  # fmt: skip
 SHORT = [case for case in CASES if case[0] == "pair"]

@@ -1,35 +1,24 @@
-"""Examples on several processes: a process is killed and all go on, TwinBERT in its four settings."""
+"""Examples on several processes: a process is killed and all go on, accelerate, TwinBERT in its four settings."""
 
-import contextlib
 import importlib.util
 import os
 import re
-import signal
-import subprocess
 import sys
 
 import pytest
 
+from examples.processes import printed, run
 from tests.workers import ROOT
 
 LIMIT = 240  # seconds
+PLACES = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 
 def losses_of(folder, processes, steps, *options):
     """{step: loss, as printed last}, all that was printed."""
-    places = [os.environ.get("ORTMODULE_BUILD") or str(ROOT), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["--max-restarts=1", "-m", "examples.elastic.train", f"--folder={folder}", f"--steps={steps}"]
-    command += ["--save-every=2", *options]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, start_new_session=True) as started:  # fmt: skip
-        try:
-            text, _ = started.communicate(timeout=LIMIT)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)
-    assert started.returncode == 0, text[-3000:]
+    given = [f"--folder={folder}", f"--steps={steps}", "--save-every=2", *options]
+    environment = {"PYTHONPATH": PLACES, "OMP_NUM_THREADS": "1"}
+    text = run("examples.elastic.train", given, processes, LIMIT, ["--max-restarts=1"], **environment)
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) .*loss (\S+)", text)}, text
 
 
@@ -44,6 +33,23 @@ def test_killed_and_on_another_number_of_processes(tmp_path):
     assert sorted(killed | alone) == sorted(whole)
     for step, loss in (killed | alone).items():
         assert loss == pytest.approx(whole[step], abs=2e-4), step
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed")
+def test_accelerate_launch():
+    """`accelerate launch` on two processes learns the same with the engine, which runs every step."""
+    start = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+    start += ["--mixed_precision=no", "--dynamo_backend=no", "-m", "examples.recipes.accelerate_loop", "--steps=12"]
+    environment = {"PYTHONPATH": PLACES, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    found = {}
+    for backend in ("eager", "ortmodule"):
+        text = printed([*start, f"--backend={backend}"], LIMIT, **environment)
+        found[backend] = sorted(re.findall(r"first_loss (\S+), last_loss (\S+?),?(?:\s|$)", text))
+    assert "engine_calls 12, pytorch_calls 0" in text, text[-3000:]
+    assert len(found["eager"]) == 2 and len(set(found["eager"])) == 2, found  # each rank has its rows
+    for ours, theirs in zip(found["ortmodule"], found["eager"], strict=True):
+        assert list(map(float, ours)) == pytest.approx(list(map(float, theirs)), abs=2e-3), found
 
 
 @pytest.mark.full

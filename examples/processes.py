@@ -1,0 +1,39 @@
+"""Starts a module of the examples on several processes, with `torchrun`, and reads what they print."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+
+def run(module, given, processes, limit, options=(), **environment):
+    """What `python -m <module> <given>` prints on so many ``processes`` of this machine; ``options``: of torchrun. The
+    rest is as of :func:`printed`."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *options]
+    return printed([*start, "-m", module, *given], limit, **environment)
+
+
+def printed(command, limit, **environment):
+    """What a command prints that starts processes. ``limit``: seconds. Raises RuntimeError with what was printed where
+    it ends with an error, and TimeoutExpired; no process is left."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env=os.environ | environment, start_new_session=True, **pipes) as started:
+        try:
+            text, _ = started.communicate(timeout=limit)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+    if started.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {started.returncode}:\n{text[-3000:]}")
+    return text
+
+
+def rows(module, given, processes, limit, **environment):
+    """What the ranks print as JSON, each with its "rank" first, in the order of these."""
+    text, read = run(module, given, processes, limit, **environment), json.JSONDecoder()
+    # Two ranks may print on one line.
+    found = [read.raw_decode(text, match.start())[0] for match in re.finditer(r'\{"rank":', text)]
+    return sorted(found, key=lambda row: row["rank"])
