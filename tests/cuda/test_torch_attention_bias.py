@@ -201,6 +201,19 @@ def test_dropout(driver, fake, case, dtype):  # noqa: F811
     assert abs(sums[0] - sums[1]) <= 2e-2 * (y.double() * dy.double()).abs().sum()
 
 
+def test_backward_of_dropout_waits_for_nothing(driver, fake):  # noqa: F811
+    """What forward drew by is known on the host, of each of several runs that are under way."""
+    made, tensors, dy = dropped("odd", BF16)
+    floats = [x.is_floating_point() for x in tensors]
+    step(made, tensors, dy)
+    runs, before = [made.run(tensors, floats, [True], seed=seed) for seed in (1, 2, 1)], driver.fake_waits()
+    for run in reversed(runs):
+        _, _, dv, *_ = run.backward([dy])
+        a, b = ((x.double() * y.double()).sum() for x, y in ((dv, tensors[2]), (run.outputs[0], dy)))
+        assert abs(a - b) <= 2e-2 * (run.outputs[0].double() * dy.double()).abs().sum()
+    assert driver.fake_waits() == before
+
+
 @each("call", range(2, 16), [2, 9], pytest.mark.emulated_full)
 def test_dropout_that_fails_is_an_error(driver, fake, call):  # noqa: F811
     """No other kernel drops the same elements."""
