@@ -157,9 +157,13 @@ def test_padding_alone(name, kind):
 T5 = {"num_decoder_layers": 2, "d_kv": 8, "d_ff": 64, "d_model": 32, "decoder_start_token_id": 1}
 
 
-@pytest.mark.parametrize(("kind", "config"), [("bart", SEQ2SEQ), ("t5", T5)])
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [("bart", SEQ2SEQ), ("bart", SEQ2SEQ | {"attention_dropout": 0.1}), ("t5", T5)],
+    ids=["bart", "dropped weights", "t5"],
+)
 def test_padding_of_an_encoder(kind, config):
-    """T5's mask is the lowest number of a type, which is added."""
+    """T5's mask is the lowest number of a type, which is added, and its weights are dropped."""
     batch = language("right", 1.1)
     check(
         Loss(model(kind, "Seq2SeqLM", **config)),
