@@ -46,13 +46,13 @@ static value *before_dropout(value *v, attention *a) {
     return v->def->in[0];
 }
 
-/* x != -inf, which the operator finds out by itself. */
+/* That scores are -inf there, which the operator finds out by itself; nothing else reads these. */
 static bool says_not_hidden(const value *allowed, const value *x) {
-    double number;
-    if (!value_is(allowed, "Not") || !value_is(allowed->def->in[0], "Equal") || allowed->n_uses != 1) return false;
-    const node *equal = allowed->def->in[0]->def;
-    return equal->out[0]->n_uses == 1 && equal->in[0] == x && value_is_filled(equal->in[1], &number) &&
-           number == -INFINITY;
+    if (!attention_mask_finite(allowed, x) || value_is_end(x)) return false;
+    for (const use *u = x->uses; u; u = u->next)
+        if (!node_is(u->user, "MaskedSoftmax") && (!node_is(u->user, "Equal") || u->user->out[0]->n_uses > 1))
+            return false;
+    return allowed->n_uses == 1 && x->n_uses <= 2;
 }
 
 static value *before_softmax(value *v, attention *a) {
@@ -67,7 +67,7 @@ static value *before_softmax(value *v, attention *a) {
     value *x = v->def->in[0];
     a->safe = true;
     a->allowed = node_in(v->def, 1);
-    if (a->allowed && says_not_hidden(a->allowed, x) && x->n_uses == 2 && !value_is_end(x)) {
+    if (a->allowed && says_not_hidden(a->allowed, x)) {
         a->allowed = NULL;
         return x;
     }
@@ -378,32 +378,6 @@ static value *keys_to_pack(const graph *g, const attention *a, bool paying) {
     return m.keys;
 }
 
-/* Numbers of which every sum with scores, and its exponential, is exact enough in float32, as parameters' are: not the lowest
- * of a type, which would be -inf times something to torch's kernel. */
-static bool is_moderate(const value *v, int64_t keys, int *looks) {
-    static const char *const moves[] = {"Cast",   "Reshape",      "Transpose", "Expand",
-                                        "Gather", "StridedSlice", "Neg",       "Contiguous"};
-    enum { FAR = 10000 };
-    const node *n = v->def;
-
-    if (--*looks < 0) return false;
-    if (value_is_constant(v)) {
-        for (int64_t i = 0, count = shape_count(&v->shape); i < count; i++)
-            if (!(fabs(dtype_get(v->type, v->data, i)) <= FAR)) return false;
-        return true;
-    }
-    if (!n) return v->needs_grad; /* a parameter */
-    for (size_t i = 0; i < sizeof moves / sizeof *moves; i++)
-        if (node_is(n, moves[i])) return is_moderate(n->in[0], keys, looks);
-    if (node_is(n, "Sigmoid") || node_is(n, "Tanh")) return true;
-    if (node_is(n, "Where") && attention_mask_causal(n->in[0], keys))
-        return is_moderate(n->in[1], keys, looks); /* each query sees itself: whatever the others get, it is hidden */
-    if (!node_is(n, "Add") && !node_is(n, "Sub") && !node_is(n, "Mul") && !node_is(n, "Concat")) return false;
-    for (int i = 0; i < n->n_in; i++)
-        if (!is_moderate(n->in[i], keys, looks)) return false;
-    return true;
-}
-
 /* Along all keys, so that rows of it can be read as they lie. */
 static bool is_of_all_keys(const value *v, int64_t keys) {
     return v && v->shape.rank > 0 && v->shape.rank <= 4 && v->shape.dim[v->shape.rank - 1] == keys;
@@ -413,12 +387,11 @@ static bool is_of_all_keys(const value *v, int64_t keys) {
 static bool by_bias(const graph *g, const attention *a, bool paying) {
     const shape *q = &a->q->shape, *v = &a->v->shape;
     const shape scores = SHAPE(q->dim[0], q->dim[1], q->dim[2], v->dim[2]);
-    int looks = 64;
 
     if (!g->cuda || (!a->bias && !a->allowed)) return false;
     if ((a->allowed && a->allowed->shape.rank > 4) || (a->bias && a->bias->shape.rank > 4)) return false;
     if (!is_of_all_keys(a->bias, v->dim[2]) && !is_of_all_keys(a->allowed, v->dim[2])) return false;
-    if (a->bias && !is_moderate(a->bias, v->dim[2], &looks)) return false;
+    if (a->bias && !attention_is_moderate(a->bias, v->dim[2])) return false;
     return fused_attention_by_torch(g, a->q->type, TORCH_BIASED, &scores, q->dim[3], v->dim[3], a->ratio > 0, paying);
 }
 

@@ -2,8 +2,11 @@
 #include "passes/attention_mask.h"
 
 #include "ops/op.h"
+#include "ops/queries.h"
 #include "passes/index_formula.h"
 #include "passes/match.h"
+
+#include <math.h>
 
 /* bool, all true. */
 static bool is_all(const value *v) {
@@ -49,6 +52,75 @@ bool attention_mask_causal(const value *allowed, int64_t length) {
         if (f.by[d]) return false;
     return true;
 }
+
+/* Before casts that lose nothing, and what is -inf where the result is. */
+static const value *before_widening(const value *v) {
+    while ((value_is(v, "Cast") && v->type == F32 && dtype_is_narrow(v->def->in[0]->type)) || value_is(v, "Expand"))
+        v = v->def->in[0];
+    return v;
+}
+
+/* Is x what `part` is, or is that added to something? */
+static bool has_addend(const value *x, const value *part, int *looks) {
+    if (--*looks < 0) return false;
+    if ((x = before_widening(x)) == part) return true;
+    return value_is(x, "Add") && (has_addend(x->def->in[0], part, looks) || has_addend(x->def->in[1], part, looks));
+}
+
+bool attention_mask_finite(const value *allowed, const value *x) {
+    enum { ADDENDS = 16 };
+    int looks = ADDENDS;
+    double number;
+
+    while (value_is(allowed, "Expand")) allowed = allowed->def->in[0];
+    if (!value_is(allowed, "Not") || !value_is(allowed->def->in[0], "Equal")) return false;
+    const node *equal = allowed->def->in[0]->def;
+    return value_is_filled(equal->in[1], &number) && number == -INFINITY &&
+           has_addend(x, before_widening(equal->in[0]), &looks);
+}
+
+/* --- numbers -------------------------------------------------------------------------------------------------------- */
+
+enum { FAR = 10000, MOST_LOOKS = 64 };
+
+static bool is_near(const value *v) {
+    for (int64_t i = 0, count = shape_count(&v->shape); i < count; i++)
+        if (!(fabs(dtype_get(v->type, v->data, i)) <= FAR)) return false;
+    return true;
+}
+
+/* Divided by a number that makes nothing large. */
+static bool divides_little(const node *n) {
+    double x;
+    return node_is(n, "Div") && value_is_filled(n->in[1], &x) && fabs(x) * FAR >= 1;
+}
+
+static bool look_for_far(const value *v, int64_t keys, int *looks) {
+    static const char *const moves[] = {"Cast",   "Reshape",      "Transpose", "Expand",
+                                        "Gather", "StridedSlice", "Neg",       "Contiguous"};
+    const node *n = v->def;
+
+    if (--*looks < 0) return false;
+    if (value_is_constant(v)) return is_near(v);
+    if (!n) return v->needs_grad; /* a parameter */
+    if (product_is(n) || node_is(n, "Sigmoid") || node_is(n, "Tanh")) return true;
+    for (size_t i = 0; i < sizeof moves / sizeof *moves; i++)
+        if (node_is(n, moves[i])) return look_for_far(n->in[0], keys, looks);
+    if (divides_little(n)) return look_for_far(n->in[0], keys, looks);
+    if (node_is(n, "Where") && attention_mask_causal(n->in[0], keys))
+        return look_for_far(n->in[1], keys, looks); /* each query sees itself: whatever the others get, it is hidden */
+    if (!node_is(n, "Add") && !node_is(n, "Sub") && !node_is(n, "Mul") && !node_is(n, "Concat")) return false;
+    for (int i = 0; i < n->n_in; i++)
+        if (!look_for_far(n->in[i], keys, looks)) return false;
+    return true;
+}
+
+bool attention_is_moderate(const value *v, int64_t keys) {
+    int looks = MOST_LOOKS;
+    return look_for_far(v, keys, &looks);
+}
+
+/* --- equal masks ------------------------------------------------------------------------------------------------------ */
 
 static bool is_integer(dtype t) { return !dtype_is_float(t); } /* or bool */
 

@@ -15,6 +15,11 @@ bool attention_mask_split(value *allowed, int64_t batch, int64_t keys, attention
 /* Does a query see the keys up to its own place: the same for all heads and sequences, by its elements or by how it is
  * made? */
 bool attention_mask_causal(const value *allowed, int64_t length);
+/* Does `allowed` hide just where x, or what has been added to make it, is -inf? */
+bool attention_mask_finite(const value *allowed, const value *x);
+/* Scores, or what is added to them, that hide nothing by themselves: made of products, parameters and numbers of which every
+ * sum with scores, and its exponential, is exact enough in float32; not infinite, not the lowest of a type, not data. */
+bool attention_is_moderate(const value *v, int64_t keys);
 /* Are both not 0 at the same places, in order of elements, by how they are made? */
 bool attention_mask_same(const value *a, const value *b);
 /* Are `rows`, a result of RowIndex, just those where `keys` is true? */

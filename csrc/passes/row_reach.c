@@ -415,15 +415,17 @@ bool rows_begin_at(const row_reach *r, const node *n) {
 
 static bool follow_node(row_reach *r, const node *n) {
     visit v = {.r = r, .n = n};
-    visit_fn *visit_it;
-    bool any = false;
+    visit_fn *visit_it = visit_of(n);
+    bool any = false, zeros = false;
 
     for (int i = 0; i < n->n_in; i++) any |= n->in[i] && state_of(r, n->in[i])->count;
+    for (int i = 0; i < n->n_in; i++) zeros |= n->in[i] && state_of(r, n->in[i])->has_zeros;
+    if (!any && zeros && visit_it && visit_it(&v)) r->states[n->out[0]->id] = v.out; /* weights behind a dropout */
     if (!any) {
         if (n->n_out && n->out[0] && rows_begin_at(r, n)) begin_rows(r, n->out[0]);
         return true;
     }
-    if (!(visit_it = visit_of(n)) || !visit_it(&v)) return false;
+    if (!visit_it || !visit_it(&v)) return false;
     r->states[n->out[0]->id] = v.out;
     for (int i = 1; i < n->n_out; i++)
         if (n->out[i] && value_is_read(n->out[i])) return false;

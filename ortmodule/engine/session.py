@@ -111,7 +111,7 @@ def may_read(gpu: torch.device | None, prologue: _core.Plan) -> None:
     operator, name = prologue.code()[-1][:2]
     what = f"{operator} ({name or '-'}) cannot tell the host a size, which is decided by data"
     if prologue.bounded:
-        what += ": ORTMODULE_DISABLED_PASSES=mask_removal,padding_removal,label_sparsity computes all rows"
+        what += ": ORTMODULE_DISABLED_PASSES=score_mask,mask_removal,padding_removal,label_sparsity computes all rows"
     _refuse_in_capture(gpu, what)
 
 

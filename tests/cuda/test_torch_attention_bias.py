@@ -201,6 +201,19 @@ def test_dropout(driver, fake, case, dtype):  # noqa: F811
     assert abs(sums[0] - sums[1]) <= 2e-2 * (y.double() * dy.double()).abs().sum()
 
 
+def test_backward_of_dropout_waits_for_nothing(driver, fake):  # noqa: F811
+    """What forward drew by is known on the host, of each of several runs that are under way."""
+    made, tensors, dy = dropped("odd", BF16)
+    floats = [x.is_floating_point() for x in tensors]
+    step(made, tensors, dy)
+    runs, before = [made.run(tensors, floats, [True], seed=seed) for seed in (1, 2, 1)], driver.fake_waits()
+    for run in reversed(runs):
+        _, _, dv, *_ = run.backward([dy])
+        a, b = ((x.double() * y.double()).sum() for x, y in ((dv, tensors[2]), (run.outputs[0], dy)))
+        assert abs(a - b) <= 2e-2 * (run.outputs[0].double() * dy.double()).abs().sum()
+    assert driver.fake_waits() == before
+
+
 @each("call", range(2, 16), [2, 9], pytest.mark.emulated_full)
 def test_dropout_that_fails_is_an_error(driver, fake, call):  # noqa: F811
     """No other kernel drops the same elements."""
@@ -218,7 +231,28 @@ def far(q, k, v, mask):
     return biased(q, k, v, torch.where((mask != 0)[:, None], 0.0, torch.finfo(q.dtype).min).to(q.dtype))
 
 
-def test_a_bias_that_may_be_the_lowest_number_is_not_taken(driver, fake):  # noqa: F811
+def lowered(q, k, v, bias, mask):
+    """As T5 does it: where every query sees a key, what is hidden has no weight."""
+    return biased(q, k, v, torch.where((mask != 0)[:, None, None, :], bias, torch.finfo(bias.dtype).min).to(q.dtype))
+
+
+@each("dtype", [BF16, torch.float32], [BF16], pytest.mark.emulated_full, ids=str)
+def test_a_mask_of_lowest_numbers(driver, fake, dtype):  # noqa: F811
+    torch.manual_seed(0)
+    tensors = [*(torch.randn(s).to(dtype) for s in [*QKV, (1, H, S, S)]), lengths(3, S, 17, 1)]
+    made, dy = export(Function(lowered), tensors), torch.randn(QKV[0]).to(dtype)
+    before = fake.fake_attentions_by(EFFICIENT)
+    found = step(made, tensors, dy)
+    assert fake.fake_attentions_by(EFFICIENT) == before + 2
+    assert list(made.plans.values())[-1].fired["score_mask"] == 1
+    leaves = [x.double().requires_grad_() for x in tensors[:4]]
+    y = lowered(*leaves, tensors[4])
+    for ours, theirs in zip(found, [y, *torch.autograd.grad(y, leaves, dy.double())], strict=True):
+        assert ours.dtype == dtype
+        assert (ours.double() - theirs).abs().max() <= 2 * TOLERANCE[dtype] * max(1, theirs.abs().max())
+
+
+def test_where_a_query_sees_nothing_lowest_numbers_stay(driver, fake):  # noqa: F811
     """Of a row of such numbers alone PyTorch makes equal weights, torch's kernel zeros."""
     made = export(Function(far), [torch.randn(s) for s in QKV] + [some(S)])
     tensors = [*(torch.randn(s) for s in QKV), some(S)]

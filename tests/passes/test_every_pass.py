@@ -30,6 +30,7 @@ ELSEWHERE = {
     "packed_weights": "test_packed_weights.py::test_the_same_bits",
     "product_epilogue": "../cuda/test_epilogues.py",
     "flash_dropout": "../cuda/test_torch_attention.py",
+    "score_mask": "test_score_mask.py::test_beside_pytorch",
     "mask_removal": "../cuda/test_torch_attention_lists.py::test_a_mask_that_hides_nothing",
 }
 #: Difference allowed, relative to the largest number of each tensor; of models with 16-bit products a few of their

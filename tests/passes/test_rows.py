@@ -134,8 +134,8 @@ SENTENCE = {
 def test_ignored_labels(name):
     kind, head, config = LANGUAGE[name]
     batches = [language("right"), language("full", 0.2), language("full", 1.1), language("holes")]
-    # GPT-J masks with a number that is added; BART's decoder looks at all tokens, and is as long as the encoder.
-    padding = set() if name in ("gptj", "bart") else {"padding_removal"}
+    # BART's decoder looks at all tokens, and is as long as the encoder. GPT-J's mask is a number that is added.
+    padding = set() if name == "bart" else {"padding_removal"}
     check(Loss(model(kind, head, **config)), batches, {"label_sparsity"} | padding)
 
 
@@ -154,10 +154,19 @@ def test_padding_alone(name, kind):
     )
 
 
-def test_padding_of_an_encoder():
+T5 = {"num_decoder_layers": 2, "d_kv": 8, "d_ff": 64, "d_model": 32, "decoder_start_token_id": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [("bart", SEQ2SEQ), ("bart", SEQ2SEQ | {"attention_dropout": 0.1}), ("t5", T5)],
+    ids=["bart", "dropped weights", "t5"],
+)
+def test_padding_of_an_encoder(kind, config):
+    """T5's mask is the lowest number of a type, which is added, and its weights are dropped."""
     batch = language("right", 1.1)
     check(
-        Loss(model("bart", "Seq2SeqLM", **SEQ2SEQ)),
+        Loss(model(kind, "Seq2SeqLM", **config)),
         [batch | {"labels": batch["input_ids"][:, :11].contiguous()}],  # PyTorch takes a view of them
         {"padding_removal"},
     )

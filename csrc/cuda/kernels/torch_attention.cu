@@ -41,6 +41,7 @@ typedef struct bias_sum_args {
 #ifdef ORT_HOST
 #include "cuda/kernels/torch_attention.h"
 #include "cuda/libraries/attention.h"
+#include "cuda/libraries/attention_drawn.h"
 #include "ops/attention/fused_attention.h"
 
 #include <string.h>
@@ -315,12 +316,17 @@ static const void *state_drawn(const attention_call *a) {
     return number_drawn(a, 3) ? number_drawn(a, 2) : NULL;
 }
 
+static attention_drawn drawn_by(const call *k, const void *place) {
+    return (attention_drawn){place, k->seed, node_int(k->node, "key")};
+}
+
 static status keep_numbers(ctx *c, const call *k, const attention_call *a) {
-    for (int i = 0; i < 2; i++) {
-        uint64_t x;
-        memcpy(&x, number_drawn(a, 2 + i), sizeof x);
-        TRY(cuda_set_u64(c, k->cuda, (uint64_t *)k->out[2].data + i, x));
-    }
+    const attention_drawn of = drawn_by(k, k->out[2].data);
+    uint64_t words[2];
+
+    for (int i = 0; i < 2; i++) memcpy(&words[i], number_drawn(a, 2 + i), sizeof words[i]);
+    attention_drawn_keep(&of, words);
+    for (int i = 0; i < 2; i++) TRY(cuda_set_u64(c, k->cuda, (uint64_t *)k->out[2].data + i, words[i]));
     return OK;
 }
 
@@ -378,7 +384,8 @@ status torch_attention_forward(ctx *c, const call *k, bool *done) {
     return end(c, k, &a, s, *done);
 }
 
-/* The state that forward drew elements by. The memory-efficient kernel wants it on the CPU, which waits for the GPU. */
+/* The state that forward drew elements by. The memory-efficient kernel wants it on the CPU: where it is not known there any
+ * more, the host waits for the GPU. */
 static status give_drawn(ctx *c, const call *k, attention_call *a, uint64_t words[2], bool *given) {
     const int64_t one = 1;
     aten *in = a->call.in;
@@ -390,7 +397,9 @@ static status give_drawn(ctx *c, const call *k, attention_call *a, uint64_t word
         *given = in[ATTENTION_DRAWN];
         return OK;
     }
-    TRY(cuda_download(c, k->cuda, words, k->in[DRAWN].data, 2 * sizeof *words));
+    const attention_drawn of = drawn_by(k, k->in[DRAWN].data);
+    if (!attention_drawn_find(&of, words))
+        TRY(cuda_download(c, k->cuda, words, k->in[DRAWN].data, 2 * sizeof *words));
     in[ATTENTION_SEED] = torch_tensor(a->call.t, I64, &words[0], 1, &one, &one);
     in[ATTENTION_OFFSET] = torch_tensor(a->call.t, I64, &words[1], 1, &one, &one);
     *given = in[ATTENTION_SEED] && in[ATTENTION_OFFSET];

@@ -1,0 +1,22 @@
+/* attention_drawn.h -- what torch's memory-efficient kernel drew elements by, which backward has to have on the host.
+ *
+ * It lies beside the run's activations on the GPU, too, where reading it waits for all that the GPU still has to do. */
+#ifndef ORT_CUDA_ATTENTION_DRAWN_H
+#define ORT_CUDA_ATTENTION_DRAWN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Whose numbers: of a node with dropout, by its key, in a run, by its seed, that keeps them at `place` of a GPU. */
+typedef struct attention_drawn {
+    const void *place;
+    uint64_t seed;
+    int64_t key;
+} attention_drawn;
+
+/* Remembers `words` for as long as there is room: those of earlier runs make way. */
+void attention_drawn_keep(const attention_drawn *of, const uint64_t words[2]);
+/* False: they are not known any more, `words` is as it was. */
+bool attention_drawn_find(const attention_drawn *of, uint64_t words[2]);
+
+#endif
