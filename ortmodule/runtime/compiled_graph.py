@@ -20,7 +20,6 @@ from ortmodule.core import devices, pytree, pytree_tokens
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine
-from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM
 from ortmodule.core.torch_private import deterministic, saving_hooks, warns_only
 from ortmodule.engine.autotune import Tuning
@@ -29,12 +28,13 @@ from ortmodule.engine.session import Run, Session, copied, is_captured
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import containers
-from ortmodule.guards.local_parameters import LocalParameters, with_attached
+from ortmodule.guards.local_parameters import with_attached
 from ortmodule.guards.module_tree import Tree
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.capture_budget import Variant
 from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
 from ortmodule.runtime.executable import Executable, Executables, Flags, Repeated, draw_seed
+from ortmodule.runtime.feeds import dtensors_among, feed_of, target_of, written_in_place
 from ortmodule.runtime.grad_buckets import EarlyUse, chain, have_hooks, in_a_group
 from ortmodule.runtime.lazy_logits import FORWARD, HEAD, MOST_COPIED, Deferral, deferral_of
 from ortmodule.runtime.memory_settings import goal_of
@@ -151,7 +151,7 @@ class CompiledGraph:
         off, unseen, model = config.passes_off, config.padding_unseen, capture.model.SerializeToString()
         graphs, triton = config.enable_cuda_graphs, TritonUse.of(config)
         self.session = Session(model, off, trace.nodes, unseen, graphs, tuning, None, triton)
-        self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
+        self.feeds: list[int | Slot] = [feed_of(name, tree) for name in self.session.inputs]
         self.session.memory = goal_of(config, tree, self.feeds, not trace.nodes)
         #: Where the tensors of a run are: (number of the caller's input, None, None), or (-1, dictionary, key).
         self._places = [(f, None, None) if isinstance(f, int) else (-1, f.holder, f.key) for f in self.feeds]
@@ -161,7 +161,7 @@ class CompiledGraph:
         tensors = [as_pairs(t) for t in given]
         self.needs = tuple([torch.is_grad_enabled() and t.requires_grad for t in tensors])
         self.leaves = [i for i, need in enumerate(self.needs) if need]
-        self._dtensors = _dtensors_among([self.feeds[i] for i in self.leaves])
+        self._dtensors = dtensors_among([self.feeds[i] for i in self.leaves])
         self.empty = [i for i in self.leaves if not tensors[i].numel()]
         self.differentiable = [i for i, flag in enumerate(trace.requires_grad) if flag and self.leaves]
         self._dependents = dependents_of(capture.model, self.differentiable)
@@ -169,8 +169,8 @@ class CompiledGraph:
         keys = {feed if isinstance(feed, int) else feed.name: i for i, feed in enumerate(self.feeds)}
         self._reaches = [frozenset(keys[key] for key in reached if key in keys) for reached in trace.reaches]
         self._reached: dict[Flags, frozenset[int]] = {}
-        self.writes = [(_target(write.target, tree), write) for write in trace.writes]
-        self._written, self._carried = _in_place(self.writes)
+        self.writes = [(target_of(write.target, tree), write) for write in trace.writes]
+        self._written, self._carried = written_in_place(self.writes)
         self.views = {i: (Source(*view.base), view) for i, view in capture.views.items()}
         sources = [*trace.sources, *(base for base, _ in self.views.values())]
         self._states = {s.key: tree.slots[s.key] for s in sources if s.kind == "state"}
@@ -578,28 +578,5 @@ def _in_pairs(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list
     return pairs, [t.contiguous() for t in pairs]
 
 
-def _dtensors_among(leaves: Sequence[int | Slot]) -> list[tuple[int, LocalParameters, str]]:
-    """Which of ``leaves`` are this rank's parts of DTensors, and where these are."""
-    places = [(k, leaf) for k, leaf in enumerate(leaves) if isinstance(leaf, Slot)]
-    return [(k, slot.holder, str(slot.key)) for k, slot in places if isinstance(slot.holder, LocalParameters)]
-
-
 def _raise(error: Exception) -> None:
     raise error
-
-
-def _in_place(writes: Sequence[tuple[int | Slot, Write]]) -> tuple[list[int | Slot], list[tuple[int, int]]]:
-    """What is written in place; inputs among it whose new contents carry a gradient, and outputs that hold these."""
-    written = [target for target, write in writes if not write.replaces]
-    carried = [(t, w.output) for t, w in writes if w.carries and isinstance(t, int) and w.output is not None]
-    return written, carried
-
-
-def _target(target: Source, tree: Tree) -> int | Slot:
-    return target.key if target.kind == "input" else tree.slots[target.key]
-
-
-def _feed(name: str, tree: Tree) -> int | Slot:
-    if name.startswith(INPUT):
-        return int(name.removeprefix(INPUT))
-    return tree.slots[name.removeprefix(STATE)]
