@@ -411,14 +411,10 @@ def link_emulator(temp, folder):
     # The calls that these make at every access are answered by tests/cuda/races.c.
     looked_at = ["-fsanitize=thread", "-O1", "-g"] * RACES
     fused = ["-ffp-contract=fast", "-mfma"] * has_fma()
-    kernels = [
-        Object(
-            [*flags, *looked_at, *(["-ffp-contract=off"] if rounds_apart(s) else fused), "-x", "c"],
-            s,
-            temp / s.with_suffix(".emulated.o"),
-        )
-        for s in KERNELS
-    ]
+    kernels = []
+    for s in KERNELS:
+        own = [*looked_at, *(["-ffp-contract=off"] if rounds_apart(s) else fused), f"-DEMULATED_UNIT={s.stem}"]
+        kernels.append(Object([*flags, *own, "-x", "c"], s, temp / s.with_suffix(".emulated.o")))
     compile_objects([*ours, *kernels])
     objects = {o.source.stem: o.target for o in ours}
     others = {name: [objects.pop(s) for s in sorted(objects) if s.startswith(name)] for name in LIBRARIES}

@@ -42,15 +42,18 @@ def _is_given_something(value: Any) -> bool:
     return isinstance(cache, _Cache) and _may_take_sizes(cache.__wrapped__)
 
 
-@functools.lru_cache(maxsize=4096)
 def _may_take_sizes(function: Any) -> bool:
-    code = getattr(function, "__code__", None)
+    code, module = getattr(function, "__code__", None), sys.modules.get(getattr(function, "__module__", None) or "")
     if code is None:
         return True
-    parameters = code.co_argcount or code.co_kwonlyargcount or code.co_flags & _VARIADIC
-    if not parameters or not is_library(sys.modules.get(function.__module__)):
-        return bool(parameters)
-    return not all(map(_is_text_or_truth, inspect.signature(function).parameters.values()))
+    if not (code.co_argcount or code.co_kwonlyargcount or code.co_flags & _VARIADIC):
+        return False
+    if module is None or not is_library(module):
+        return True
+    try:
+        return not all(map(_is_text_or_truth, inspect.signature(function).parameters.values()))
+    except Exception:  # an annotation may be anything
+        return True
 
 
 def _is_text_or_truth(parameter: inspect.Parameter) -> bool:

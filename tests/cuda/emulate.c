@@ -19,12 +19,15 @@ typedef struct fiber {
     void *top;  /* its stack pointer while it does not run */
     void *fake; /* the sanitizer's */
     state state;
-    char sent[WIDEST];
+    unsigned turn;        /* of the two places for what it sends */
+    char sent[2][WIDEST]; /* to the other lanes */
 } fiber;
 
 struct emulated emulated;
 
 static fiber fibers[MOST_THREADS];
+static unsigned n_done;                        /* of the block's */
+static uint32_t ballots[MOST_THREADS / 32][2]; /* a bit of each lane's */
 static char *stacks;
 static void *scheduler;
 #ifdef __SANITIZE_ADDRESS__
@@ -73,6 +76,7 @@ static void enter(unsigned t) {
 static void leave(state s) {
     fiber *f = &fibers[current()];
     f->state = s;
+    n_done += s == DONE;
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_start_switch_fiber(s == DONE ? NULL : &f->fake, scheduler_bottom, scheduler_size);
 #endif
@@ -106,25 +110,20 @@ void emulated_barrier(void) { leave(AT_BARRIER); }
 
 void emulated_warp_barrier(void) { leave(AT_WARP_BARRIER); }
 
+/* By turns: no thread sends in one place again before all have read it, since they wait for each other in the next turn. */
 void emulated_exchange(void *x, size_t size, int lane) {
-    unsigned first = current() / WARP * WARP;
-    memcpy(fibers[current()].sent, x, size);
+    const unsigned first = current() / WARP * WARP, turn = fibers[current()].turn ^= 1;
+    memcpy(fibers[current()].sent[turn], x, size);
     leave(AT_EXCHANGE);
-    memcpy(x, fibers[first + (unsigned)lane].sent, size);
-    leave(AT_EXCHANGE); /* no thread sends again before all have read */
+    memcpy(x, fibers[first + (unsigned)lane].sent[turn], size);
 }
 
 uint32_t emulated_ballot(int is_set) {
-    unsigned first = current() / WARP * WARP;
-    uint32_t all = 0;
-    memcpy(fibers[current()].sent, &is_set, sizeof is_set);
+    const unsigned turn = fibers[current()].turn ^= 1;
+    uint32_t *all = &ballots[current() / WARP][turn], bit = UINT32_C(1) << current() % WARP;
+    *all = is_set ? *all | bit : *all & ~bit;
     leave(AT_EXCHANGE);
-    for (unsigned lane = 0; lane < WARP; lane++) {
-        memcpy(&is_set, fibers[first + lane].sent, sizeof is_set);
-        all |= (uint32_t)(is_set != 0) << lane;
-    }
-    leave(AT_EXCHANGE);
-    return all;
+    return *all;
 }
 
 static unsigned count_state(unsigned from, unsigned to, state s) {
@@ -149,17 +148,14 @@ static int release_some(unsigned threads) {
         released = 1;
     }
     if (released) return 1;
-    if (count_state(0, threads, AT_BARRIER) + count_state(0, threads, DONE) != threads) return 0;
+    if (count_state(0, threads, AT_BARRIER) + n_done != threads) return 0;
     release(0, threads, AT_BARRIER);
     races_barrier();
     return 1;
 }
 
-extern char __start_emulated_shared[] __attribute__((weak)), __stop_emulated_shared[] __attribute__((weak));
-
-/* All kernels' shared memory, most of a megabyte, before every block. */
-__attribute__((no_sanitize("address"))) static void spoil_shared(void) {
-    char *p = __start_emulated_shared, *end = __stop_emulated_shared;
+/* The shared memory that a kernel may use, before every block. */
+__attribute__((no_sanitize("address"))) static void spoil_shared(char *p, const char *end) {
 #ifdef __SANITIZE_ADDRESS__ /* its memset refuses what lies between two variables: words, which the compiler leaves */
     for (; end - p >= 8; p += 8) *(volatile uint64_t *)(void *)p = UINT64_C(0xa5a5a5a5a5a5a5a5);
     for (; p < end; p++) *(volatile char *)p = (char)0xa5;
@@ -182,7 +178,7 @@ static void begin_order(const emulated_kernel *f, unsigned blocks, unsigned thre
 
 static unsigned draw_below(unsigned n) {
     chance ^= chance << 13, chance ^= chance >> 7, chance ^= chance << 17;
-    return (unsigned)(chance >> 32) % n;
+    return (unsigned)((chance >> 32) * n >> 32);
 }
 
 static void put_in_order(unsigned *order, unsigned n) {
@@ -194,17 +190,18 @@ static void put_in_order(unsigned *order, unsigned n) {
     }
 }
 
-static int run_block(unsigned threads, const char **why) {
+static int run_block(const emulated_kernel *f, unsigned threads, const char **why) {
     unsigned order[MOST_THREADS];
 
-    spoil_shared();
+    spoil_shared(f->shared, f->shared_end);
     races_block();
+    n_done = 0;
     for (unsigned t = 0; t < threads; t++) prepare(t);
-    while (count_state(0, threads, DONE) < threads) {
+    while (n_done < threads) {
         put_in_order(order, threads);
         for (unsigned i = 0; i < threads; i++)
             if (fibers[order[i]].state == READY) enter(order[i]);
-        if (count_state(0, threads, DONE) < threads && !release_some(threads)) {
+        if (n_done < threads && !release_some(threads)) {
             *why = "threads of a block wait at different places";
             return 0;
         }
@@ -212,7 +209,7 @@ static int run_block(unsigned threads, const char **why) {
     return 1;
 }
 
-static int run_blocks(unsigned blocks, unsigned threads, const char **why) {
+static int run_blocks(const emulated_kernel *f, unsigned blocks, unsigned threads, const char **why) {
     unsigned *order = malloc(blocks * sizeof *order);
     int done = order != NULL;
 
@@ -220,7 +217,7 @@ static int run_blocks(unsigned blocks, unsigned threads, const char **why) {
     else put_in_order(order, blocks);
     for (unsigned b = 0; done && b < blocks; b++) {
         emulated.block = (emulated_index){order[b], 0, 0};
-        done = run_block(threads, why);
+        done = run_block(f, threads, why);
     }
     free(order);
     return done;
@@ -245,8 +242,8 @@ int emulate(const emulated_kernel *f, unsigned blocks, unsigned threads, const v
     emulated.threads = (emulated_index){threads, 1, 1};
     emulated.blocks = (emulated_index){blocks, 1, 1};
     begin_order(f, blocks, threads);
-    races_begin(stacks, (size_t)MOST_THREADS * STACK);
-    const int done = run_blocks(blocks, threads, why);
+    races_begin(stacks, (size_t)MOST_THREADS * STACK, f->shared, f->shared_end);
+    const int done = run_blocks(f, blocks, threads, why);
     const char *race = races_end(f->name);
     if (done && race) *why = race;
     return done && !race;

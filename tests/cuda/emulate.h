@@ -3,8 +3,8 @@
  * A kernel becomes a function for one thread. Blocks run in an order by chance, and so do threads, in another one after
  * each barrier or shuffle; they change places only where they wait: what depends on their order shows. The order follows
  * from EMULATED_ORDER in the environment, a number, and from the launch; 0: blocks and threads as they are counted.
- * Shared memory is static, and filled with 0xa5 before every block. In a build with RACES=1 a launch fails in which
- * threads race (races.h). */
+ * Shared memory is static, and that of a kernel's file (EMULATED_UNIT) is filled with 0xa5 before every block. In a build
+ * with RACES=1 a launch fails in which threads race (races.h). */
 #ifndef ORT_TEST_EMULATE_H
 #define ORT_TEST_EMULATE_H
 
@@ -26,24 +26,40 @@ extern __attribute__((visibility("default"))) struct emulated {
 #define gridDim emulated.blocks
 
 /* A kernel, which the emulated driver finds by its name: one thread of it, with the address of its argument; the
- * argument's bytes. */
+ * argument's bytes; the shared memory of its file, or NULL. */
 typedef void emulated_thread(const void *argument);
 typedef struct emulated_kernel {
     emulated_thread *run;
     size_t bytes;
     const char *name;
+    char *shared, *shared_end;
 } emulated_kernel;
+
+#ifndef EMULATED_UNIT
+#define EMULATED_UNIT chain
+#endif
+#define EMULATED_TEXT(x) #x
+#define EMULATED_SECTION(unit) EMULATED_TEXT(emulated_shared_##unit)
+#define EMULATED_EDGES(unit) EMULATED_EDGES_OF(unit)
+#define EMULATED_EDGES_OF(unit)                                                                                        \
+    extern char __start_emulated_shared_##unit[] __attribute__((weak, visibility("hidden")));                          \
+    extern char __stop_emulated_shared_##unit[] __attribute__((weak, visibility("hidden")))
+#define EMULATED_EDGE(edge, unit) EMULATED_EDGE_OF(edge, unit)
+#define EMULATED_EDGE_OF(edge, unit) __##edge##_emulated_shared_##unit
+EMULATED_EDGES(EMULATED_UNIT);
 
 #define KERNEL(name, args) EMULATED_KERNEL(name, args)
 #define EMULATED_KERNEL(name, args)                                                                                    \
     static void name##_body(const args a);                                                                             \
     static void name##_thread(const void *argument) { name##_body(*(const args *)argument); }                          \
     extern const emulated_kernel name;                                                                                 \
-    __attribute__((visibility("default"))) const emulated_kernel name = {name##_thread, sizeof(args), #name};          \
+    __attribute__((visibility("default"))) const emulated_kernel name = {                                              \
+        name##_thread, sizeof(args), #name, EMULATED_EDGE(start, EMULATED_UNIT), EMULATED_EDGE(stop, EMULATED_UNIT)};  \
     static void name##_body(const args a)
 #define DEVICE static inline __attribute__((unused))
 #define FAR static __attribute__((unused))
-#define SHARED(type, name, count) static __attribute__((section("emulated_shared"))) type name[count]
+#define EMULATED_SHARED(unit) __attribute__((section(EMULATED_SECTION(unit))))
+#define SHARED(type, name, count) static EMULATED_SHARED(EMULATED_UNIT) type name[count]
 
 #define EMULATED __attribute__((visibility("default"))) /* also for chains, which are compiled later */
 EMULATED void emulated_barrier(void);

@@ -28,12 +28,10 @@ typedef struct page {
 static page pages[SLOTS];
 static unsigned n_pages;
 static uint32_t now, launch_began, block_began;
-static const char *own;
+static const char *own, *shared, *shared_end;
 static size_t own_bytes;
 static int is_looking;
 static char found[400], sentence[500];
-
-extern char __start_emulated_shared[] __attribute__((weak)), __stop_emulated_shared[] __attribute__((weak));
 
 static use *use_of(uintptr_t address) {
     static page *last;
@@ -60,13 +58,15 @@ static void forget(void) {
     n_pages = 0;
 }
 
-void races_begin(const void *memory, size_t bytes) {
+void races_begin(const void *memory, size_t bytes, const char *of_kernel, const char *end) {
     if (n_pages > MOST_PAGES || now > UINT32_MAX / 2) {
         forget();
         now = 0;
     }
     own = memory;
     own_bytes = bytes;
+    shared = of_kernel;
+    shared_end = end;
     launch_began = now + 1;
     found[0] = '\0';
 }
@@ -85,12 +85,10 @@ const char *races_end(const char *kernel) {
     return sentence;
 }
 
-static int is_shared(uintptr_t address) {
-    return address >= (uintptr_t)__start_emulated_shared && address < (uintptr_t)__stop_emulated_shared;
-}
+static int is_shared(uintptr_t address) { return address >= (uintptr_t)shared && address < (uintptr_t)shared_end; }
 
 static void tell(uintptr_t address, int is_write, const char *before, int other, const void *from) {
-    const uintptr_t offset = is_shared(address) ? address - (uintptr_t)__start_emulated_shared : address;
+    const uintptr_t offset = is_shared(address) ? address - (uintptr_t)shared : address;
     char whom[40];
 
     if (found[0]) return;

@@ -5,9 +5,10 @@
 
 #include <stddef.h>
 
-/* What is told of a launch as it goes on: its memory of its own, which no other thread sees; a block that begins; a barrier
- * of all its threads. Nothing is looked at before the first races_block and after races_end. */
-void races_begin(const void *own, size_t bytes);
+/* What is told of a launch as it goes on: its memory of its own, which no other thread sees, and the shared memory of its
+ * kernel; a block that begins; a barrier of all its threads. Nothing is looked at before the first races_block and after
+ * races_end. */
+void races_begin(const void *own, size_t bytes, const char *shared, const char *shared_end);
 void races_block(void);
 void races_barrier(void);
 /* NULL, or a sentence on the first race; it lasts until the next launch. */
