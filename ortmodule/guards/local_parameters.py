@@ -106,11 +106,11 @@ class _LocalTensors(torch.autograd.Function):
     def backward(context: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         found: list[Any] = [None]
         for (holder, key), (mesh, shape, stride), grad in zip(context.places, context.lie, grads, strict=True):
-            placements = holder.gradients[key]
-            found.append(
-                None if grad is None
-                else _dtensor().from_local(grad, mesh, placements, run_check=False, shape=shape, stride=stride)
-            )  # fmt: skip
+            whole = None
+            if grad is not None:
+                lies = holder.gradients[key]
+                whole = _dtensor().from_local(grad, mesh, lies, run_check=False, shape=shape, stride=stride)
+            found.append(whole)
         return tuple(found)
 
 

@@ -59,9 +59,13 @@ def _is_in_graphs(module: nn.Module) -> bool:
         return False
     wholes: list[Any] = [p for p in module._parameters.values() if hasattr(p, "to_local")]
     for whole in wholes:
+        sizes = list(whole.shape)
         for i, placement in enumerate(whole.placements):
-            if placement.is_shard() and whole.shape[placement.dim] % whole.device_mesh.size(i):
-                return False
+            if placement.is_shard():
+                size, ranks = sizes[placement.dim], whole.device_mesh.size(i)
+                if size % ranks:
+                    return False
+                sizes[placement.dim] = size // ranks
             if placement.is_shard() and placement.dim == 0 and isinstance(module, nn.Embedding):
                 return False
             if not placement.is_shard() and not placement.is_replicate():

@@ -346,7 +346,7 @@ class LocalTensors:
                 layout.settle()
             except NotTraceable as error:
                 raise self._refuse(str(error)) from None
-            if (slot := layout.parameter) is not None:
+            if (slot := layout.parameter) is not None and torch.is_grad_enabled():
                 assert isinstance(slot.holder, LocalParameters)
                 if not slot.holder.settle(str(slot.key), layout.gradient):
                     raise self._refuse(f"gradients of {slot.name} lie on the mesh in two ways")
