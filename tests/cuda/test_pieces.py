@@ -15,8 +15,9 @@ from tests.selection import each
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 
 #: Rows and their length: less than a piece; pieces that begin at every place of a row; more than a block of 512 threads
-#: has at a time, of eight elements or of as many as they keep; so many rows that their sums have parts.
-SHAPES = [(5, 1), (5, 7), (5, 8), (5, 65), (5, 264), (3, 4099), (200, 72), (2, 8256)]
+#: has at a time, of eight elements or of as many as they keep; so many rows that their sums have parts;
+#: rows of whole pieces, which have kernels of their own.
+SHAPES = [(5, 1), (5, 7), (5, 8), (5, 65), (5, 264), (3, 4099), (200, 72), (2, 8256), (5, 64), (200, 192), (3, 1024)]
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 #: Roundings that are no error where PyTorch has fewer by chance; of float64 PyTorch's own is what is compared with.
 FEW = dict.fromkeys(TYPES, 4) | {torch.float64: 64}

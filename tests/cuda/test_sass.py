@@ -293,7 +293,7 @@ STREAMS = {
     "reduce": ("reduce_few_", "reduce_few_"),
     "index": ("gather_(16|grad_(parts|join)_)", "gather_(16|grad_(parts|join)_)"),
     "move": ("move_16", "move_16"),
-    "norm": ("norm_(rows|sum_rows|grad_rows|grad_columns)_", "norm_(rows|sum_rows|grad_rows)_"),
+    "norm": ("norm_(sum_|grad_)?(even_)?(rows|columns)_", "norm_(sum_|grad_)?(even_)?rows_"),
     "softmax": ("", ""),
     "loss": ("cross_entropy_(grad_)?[bf]", "cross_entropy_grad_"),
     "optim": ("(adam|sgd|adagrad|lamb|squares)_(?!join)", "(adam|sgd|adagrad|lamb)_"),

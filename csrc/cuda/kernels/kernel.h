@@ -54,6 +54,21 @@ typedef uint16_t bf16, f16; /* their bits */
 /* For templates of any type: no integer is. */
 #define IS_NAN(x) ((x) != (x))
 
+/* a b rounded, whatever it is added to then: a compiler makes one instruction of both where it likes, and code that differs
+ * in other ways would get other bits. And a b + c, rounded once. */
+#ifdef __CUDACC__
+DEVICE float times_f32(float a, float b) { return __fmul_rn(a, b); }
+DEVICE double times_f64(double a, double b) { return __dmul_rn(a, b); }
+#else
+#define TIMES(name, R)                                                                                                 \
+    DEVICE R name(R a, R b) {                                                                                          \
+        volatile R product = a * b;                                                                                    \
+        return product;                                                                                                \
+    }
+TIMES(times_f32, float)
+TIMES(times_f64, double)
+#endif
+
 /* --- places ------------------------------------------------------------------------------------------------------- */
 
 /* x / by of numbers that are not negative: in 32 bits where they fit, since 64 take a subroutine, some ten times as long,

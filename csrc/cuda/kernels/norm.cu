@@ -2,7 +2,8 @@
  * axes.
  *
  * A block has a row, whose threads take eight neighbours at a time, of four places at once, and keep them where that is
- * all they have: a row of 1024 is a warp's. The gradients of scale and bias are sums over rows: a block adds up 64 columns
+ * all they have: a row of 1024 is a warp's. Where rows are whole pieces of memory, kept, and of types known when this is
+ * compiled, kernels have nothing but that (`even`), with the same bits. The gradients of scale and bias are sums over rows: a block adds up 64 columns
  * of one part of the rows, whose number depends on the shape alone, and a second kernel the parts, in order. They read
  * dy, so they come before dx, which may take its place. */
 #ifndef T
@@ -69,9 +70,24 @@ static norm_args forward_args(const call *k, bool centred) {
     return a;
 }
 
+/* Whether kernels that know of even rows alone may run: of one type, but for `from` and `to`. */
+static bool are_even(const norm_args *a, dtype type, geometry g) {
+    enum { ROUND = 64, ALIGNED = 16 };
+    const void *const p[] = {a->x, a->dy, a->scale, a->bias, a->other, a->out, a->sum, a->narrow};
+
+    if (a->width % ROUND || a->width > g.threads * PIECES_OF(type) * ROW_PIECE) return false;
+    if (a->scale_type != (int32_t)type || (a->bias && a->bias_type != (int32_t)type)) return false;
+    for (size_t i = 0; i < sizeof p / sizeof *p; i++)
+        if ((uintptr_t)p[i] % ALIGNED) return false;
+    return true;
+}
+
 static status run_forward(ctx *c, const call *k, dtype type, const norm_args *a) {
-    static kernel alone[DTYPE_COUNT] = FLOAT_KERNELS(norm_rows), sums[DTYPE_COUNT] = FLOAT_KERNELS(norm_sum_rows);
-    return cuda_launch(c, k, &(a->other ? sums : alone)[type], geometry_kept(a->rows, a->width, type), a);
+    static kernel kernels[2][2][DTYPE_COUNT] = {
+        {FLOAT_KERNELS(norm_rows), FLOAT_KERNELS(norm_even_rows)},
+        {FLOAT_KERNELS(norm_sum_rows), FLOAT_KERNELS(norm_sum_even_rows)}}; /* [adds][even] */
+    const geometry g = geometry_kept(a->rows, a->width, type);
+    return cuda_launch(c, k, &kernels[a->other != NULL][are_even(a, type, g)][type], g, a);
 }
 
 status layer_norm_cuda(ctx *c, const call *k) {
@@ -113,8 +129,8 @@ size_t norm_grad_cuda_workspace(const node *n) {
 }
 
 static status run_backward(ctx *c, const call *k, bool centred) {
-    static kernel rows[DTYPE_COUNT] = FLOAT_KERNELS(norm_grad_rows);
-    static kernel columns[DTYPE_COUNT] = FLOAT_KERNELS(norm_grad_columns);
+    static kernel rows[2][DTYPE_COUNT] = {FLOAT_KERNELS(norm_grad_rows), FLOAT_KERNELS(norm_grad_even_rows)};
+    static kernel columns[2][DTYPE_COUNT] = {FLOAT_KERNELS(norm_grad_columns), FLOAT_KERNELS(norm_grad_even_columns)};
     static kernel join[DTYPE_COUNT] = FLOAT_KERNELS(norm_grad_join);
     const dtype type = k->in[X].type;
     norm_args a = args_of(k->node, &k->in[X].shape);
@@ -132,13 +148,16 @@ static status run_backward(ctx *c, const call *k, bool centred) {
     a.dbias = data_of(k->out, k->n_out, 2);
     a.centred = centred;
     a.partial = k->work;
+    const geometry of_rows = geometry_kept(a.rows, a.width, type);
+    const bool even = are_even(&a, type, of_rows);
     if (is_wanted(k, 1) || is_wanted(k, 2)) {
         int64_t groups = (a.width + COLUMNS - 1) / COLUMNS;
-        TRY(cuda_launch(c, k, &columns[type], geometry_over(groups * a.parts, 1, COLUMNS / ROW_PIECE * LANES), &a));
+        const geometry of_columns = geometry_over(groups * a.parts, 1, COLUMNS / ROW_PIECE * LANES);
+        TRY(cuda_launch(c, k, &columns[even][type], of_columns, &a));
         TRY(cuda_launch(c, k, &join[type], geometry_over((a.width + WARP - 1) / WARP * 2, 1, WARP * JOIN_LANES), &a));
     }
     if (!is_wanted(k, 0)) return OK;
-    return cuda_launch(c, k, &rows[type], geometry_kept(a.rows, a.width, type), &a);
+    return cuda_launch(c, k, &rows[even][type], of_rows, &a);
 }
 
 status layer_norm_grad_cuda(ctx *c, const call *k) { return run_backward(c, k, true); }
@@ -154,30 +173,48 @@ status rms_norm_grad_cuda(ctx *c, const call *k) { return run_backward(c, k, fal
 
 #else /* the template */
 
-/* What storing a number as `type` leaves of it: T's own, or 16 bits where T is float. */
-DEVICE A NAME(rounded)(int type, A x) {
-    if (type == BF16) return (A)bf16_to_f32(f32_to_bf16((float)x));
-    if (type == F16) return (A)f16_to_f32(f32_to_f16((float)x));
-    return x;
+/* What storing a piece as `type` leaves of it: T's own, or 16 bits where T is float. */
+DEVICE void NAME(round_piece)(int type, A x[AT_ONCE]) {
+    if (type == BF16) ROUND_TO_BF16(x);
+    else if (type == F16) UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] = (A)f16_to_f32(f32_to_f16((float)x[j]));
+}
+
+/* A thread's pieces of a row from i on; what is not in [begin, end) is 0. */
+DEVICE void NAME(take_row)(const void *p, int type, int64_t i, int64_t begin, int64_t end, int even,
+                           A x[PIECES_OF(TYPE)][AT_ONCE]) {
+    if (even) READ_EVEN(p, type, i, PIECE_STEP, begin, end, x);
+    else TAKE_PIECES(p, type, i, PIECE_STEP, begin, end, x);
+}
+
+/* One piece of a row, or of a vector as long; outside of it an even one stays as it is. */
+DEVICE void NAME(take_piece)(const void *p, int type, int64_t i, int64_t begin, int64_t end, int even, A x[AT_ONCE]) {
+    if (!even) TAKE(p, type, i, begin, end, x);
+    else if (i < end) READ_PIECE(p, type, i, x);
+}
+DEVICE void NAME(give_piece)(void *p, int type, int64_t i, int64_t begin, int64_t end, int even, const A x[AT_ONCE]) {
+    if (!even) GIVE(p, type, i, begin, end, x);
+    else if (i < end) WRITE_PIECE(p, type, i, x);
 }
 
 /* x of elements [begin, end) from i, of which a dropout may have left some, and the other operand -> the sum, and it. */
-DEVICE void NAME(add)(const norm_args *a, int64_t i, int64_t begin, int64_t end, A sum[PIECES_OF(TYPE)][AT_ONCE]) {
+DEVICE void NAME(add)(const norm_args *a, int from, int64_t i, int64_t begin, int64_t end, int even,
+                      A sum[PIECES_OF(TYPE)][AT_ONCE]) {
     const uint64_t seed = a->seed_at ? *a->seed_at : a->seed;
     A x[PIECES_OF(TYPE)][AT_ONCE];
 
-    TAKE_PIECES(a->x, a->from, i, PIECE_STEP, begin, end, x);
-    TAKE_PIECES(a->other, TYPE, i, PIECE_STEP, begin, end, sum);
+    NAME(take_row)(a->x, from, i, begin, end, even, x);
+    NAME(take_row)(a->other, TYPE, i, begin, end, even, sum);
     UNROLL for (int k = 0; k < PIECES_OF(TYPE); k++) {
         const int64_t at = i + k * PIECE_STEP;
         if (at - threadIdx.x % WARP * AT_ONCE >= end) break; /* the whole warp's is behind the row */
         if (a->drops) {
             const uint32_t kept = kept_bits(seed, a->key, a->threshold, at);
             UNROLL for (int j = 0; j < AT_ONCE; j++) x[k][j] =
-                NAME(rounded)(a->from, x[k][j] * (kept >> j & 1 ? (A)a->factor : 0));
+                ROUNDED_PRODUCT(x[k][j], kept >> j & 1 ? (A)a->factor : 0);
+            NAME(round_piece)(from, x[k]);
         }
         UNROLL for (int j = 0; j < AT_ONCE; j++) sum[k][j] = GET(PUT(x[k][j] + sum[k][j]));
-        GIVE(a->sum, TYPE, at, begin, end, sum[k]);
+        NAME(give_piece)(a->sum, TYPE, at, begin, end, even, sum[k]);
     }
 }
 
@@ -192,40 +229,47 @@ DEVICE double NAME(sum_of)(const A x[AT_ONCE], uint32_t inside) {
     return total;
 }
 
-/* y may lie where x or the sum does. `adds`: there is something to add to x. */
-DEVICE void NAME(norm_row)(const norm_args *a, int64_t row, int adds) {
+/* What is stored of a piece of y, in 16 bits, too. */
+DEVICE void NAME(give_norm)(const norm_args *a, int64_t at, int64_t begin, int64_t end, int even, const A y[AT_ONCE]) {
+    if (a->narrow && a->to == BF16) NAME(give_piece)(a->narrow, BF16, at, begin, end, even, y);
+    else if (a->narrow) NAME(give_piece)(a->narrow, F16, at, begin, end, even, y);
+    if (a->out) NAME(give_piece)(a->out, TYPE, at, begin, end, even, y);
+}
+
+/* y may lie where x or the sum does. `adds`: there is something to add to x, which is of type `from`. */
+DEVICE void NAME(norm_row)(const norm_args *a, int64_t row, int adds, int from, int even) {
     enum { EACH = PIECES_OF(TYPE) };
-    const void *from = adds ? a->sum : a->x;
+    const void *source = adds ? a->sum : a->x;
     const int64_t begin = row * a->width, end = begin + a->width;
-    const int many = ARE_ROUNDS(TYPE, begin, end);
+    const int many = !even && ARE_ROUNDS(TYPE, begin, end);
+    const int scale_type = even ? TYPE : a->scale_type, bias_type = even ? TYPE : a->bias_type;
     A m = 0, r = 0, x[EACH][AT_ONCE] = {{0}}, y[AT_ONCE];
     double total = 0;
 
     NOT_UNROLLED for (int pass = 0; pass < 3; pass++) {
         FOR_ROUNDS(TYPE, i, begin, end) {
-            if (pass == 0 && adds) NAME(add)(a, i, begin, end, x);
-            else if (pass == 0 || many) TAKE_PIECES(from, TYPE, i, PIECE_STEP, begin, end, x);
+            if (pass == 0 && adds) NAME(add)(a, from, i, begin, end, even, x);
+            else if (pass == 0 || many) NAME(take_row)(source, TYPE, i, begin, end, even, x);
             UNROLL for (int k = 0; k < EACH; k++) {
                 const int64_t at = i + k * PIECE_STEP;
-                const uint32_t inside = inside_of(at, begin, end);
+                const uint32_t inside = !even ? inside_of(at, begin, end) : at < end ? ALL_INSIDE : 0;
                 if (!inside) continue;
                 if (pass == 0) {
                     total += NAME(sum_of)(x[k], inside);
                     continue;
                 }
                 if (pass == 1) {
-                    UNROLL for (int j = 0; j < AT_ONCE; j++) r += inside >> j & 1 ? (x[k][j] - m) * (x[k][j] - m) : 0;
+                    UNROLL for (int j = 0; j < AT_ONCE; j++) r = inside >> j & 1 ? FMA(x[k][j] - m, x[k][j] - m, r) : r;
                     continue;
                 }
-                TAKE(a->scale, a->scale_type, at - begin, 0, a->width, y);
-                UNROLL for (int j = 0; j < AT_ONCE; j++) y[j] = (x[k][j] - m) * r * y[j];
+                NAME(take_piece)(a->scale, scale_type, at - begin, 0, a->width, even, y);
+                UNROLL for (int j = 0; j < AT_ONCE; j++) y[j] = ROUNDED_PRODUCT(ROUNDED_PRODUCT(x[k][j] - m, r), y[j]);
                 if (a->bias) {
-                    A bias[AT_ONCE];
-                    TAKE(a->bias, a->bias_type, at - begin, 0, a->width, bias);
+                    A bias[AT_ONCE] = {0};
+                    NAME(take_piece)(a->bias, bias_type, at - begin, 0, a->width, even, bias);
                     UNROLL for (int j = 0; j < AT_ONCE; j++) y[j] += bias[j];
                 }
-                if (a->narrow) GIVE(a->narrow, a->to == BF16 ? BF16 : F16, at, begin, end, y);
-                if (a->out) GIVE(a->out, TYPE, at, begin, end, y);
+                NAME(give_norm)(a, at, begin, end, even, y);
             }
         }
         if (pass == 0 && a->centred) m = (A)(block_sum_f64(total) / (double)a->width);
@@ -238,63 +282,86 @@ DEVICE void NAME(norm_row)(const norm_args *a, int64_t row, int adds) {
     }
 }
 
-KERNEL(NAME(norm_rows), norm_args) { FOR_BLOCKS(row, a.rows) NAME(norm_row)(&a, row, 0); }
-KERNEL(NAME(norm_sum_rows), norm_args) { FOR_BLOCKS(row, a.rows) NAME(norm_row)(&a, row, 1); }
+/* `from`, where it is no more than three types, as a number that is known. */
+#define OF_TYPE(from, call)                                                                                            \
+    do {                                                                                                               \
+        if (TYPE != F32 || (from) == TYPE) call(TYPE);                                                                 \
+        else if ((from) == BF16) call(BF16);                                                                           \
+        else call(F16);                                                                                                \
+    } while (0)
 
-KERNEL(NAME(norm_grad_rows), norm_args) {
+KERNEL(NAME(norm_rows), norm_args) { FOR_BLOCKS(row, a.rows) NAME(norm_row)(&a, row, 0, TYPE, 0); }
+KERNEL(NAME(norm_even_rows), norm_args) { FOR_BLOCKS(row, a.rows) NAME(norm_row)(&a, row, 0, TYPE, 1); }
+KERNEL(NAME(norm_sum_rows), norm_args) { FOR_BLOCKS(row, a.rows) NAME(norm_row)(&a, row, 1, a.from, 0); }
+KERNEL(NAME(norm_sum_even_rows), norm_args) {
+#define ROWS(type) FOR_BLOCKS(row, a.rows) NAME(norm_row)(&a, row, 1, type, 1)
+    OF_TYPE(a.from, ROWS);
+#undef ROWS
+}
+
+DEVICE void NAME(norm_grad_row)(const norm_args *a, int64_t row, int from, int even) {
     enum { EACH = PIECES_OF(TYPE) };
+    const int64_t begin = row * a->width, end = begin + a->width;
+    const int many = !even && ARE_ROUNDS(TYPE, begin, end), scale_type = even ? TYPE : a->scale_type;
+    const A m = a->means ? ((const A *)a->means)[row] : 0, r = ((const A *)a->inverses)[row];
+    A sum = 0, dot = 0, x[EACH][AT_ONCE] = {{0}}, g[EACH][AT_ONCE] = {{0}}, other[EACH][AT_ONCE] = {{0}};
 
-    FOR_BLOCKS(row, a.rows) {
-        const int64_t begin = row * a.width, end = begin + a.width;
-        const int many = ARE_ROUNDS(TYPE, begin, end);
-        const A m = a.means ? ((const A *)a.means)[row] : 0, r = ((const A *)a.inverses)[row];
-        A sum = 0, dot = 0, x[EACH][AT_ONCE] = {{0}}, g[EACH][AT_ONCE] = {{0}}, other[EACH][AT_ONCE] = {{0}};
-
-        NOT_UNROLLED for (int pass = 0; pass < 2; pass++) {
-            FOR_ROUNDS(TYPE, i, begin, end) {
-                if (pass == 0 || many) {
-                    TAKE_PIECES(a.dy, a.from, i, PIECE_STEP, begin, end, g);
-                    TAKE_PIECES(a.x, TYPE, i, PIECE_STEP, begin, end, x);
-                    UNROLL for (int k = 0; k < EACH; k++) {
-                        A scale[AT_ONCE];
-                        TAKE(a.scale, a.scale_type, i + k * PIECE_STEP - begin, 0, a.width, scale);
-                        UNROLL for (int j = 0; j < AT_ONCE; j++) {
-                            g[k][j] *= scale[j];
-                            x[k][j] = (x[k][j] - m) * r;
-                        }
-                    }
-                }
-                if (pass == 0) { /* what is outside has a g of 0 */
-                    UNROLL for (int k = 0; k < EACH; k++) {
-                        UNROLL for (int j = 0; j < AT_ONCE; j++) {
-                            sum += g[k][j];
-                            dot += g[k][j] * x[k][j];
-                        }
-                    }
-                    continue;
-                }
-                if (a.other) TAKE_PIECES(a.other, TYPE, i, PIECE_STEP, begin, end, other);
+    NOT_UNROLLED for (int pass = 0; pass < 2; pass++) {
+        FOR_ROUNDS(TYPE, i, begin, end) {
+            if (pass == 0 || many) {
+                NAME(take_row)(a->dy, from, i, begin, end, even, g);
+                NAME(take_row)(a->x, TYPE, i, begin, end, even, x);
                 UNROLL for (int k = 0; k < EACH; k++) {
-                    UNROLL for (int j = 0; j < AT_ONCE; j++) g[k][j] = r * (g[k][j] - sum - x[k][j] * dot);
-                    if (a.other) {
-                        UNROLL for (int j = 0; j < AT_ONCE; j++) g[k][j] = GET(PUT(g[k][j])) + other[k][j];
+                    A scale[AT_ONCE] = {0};
+                    NAME(take_piece)(a->scale, scale_type, i + k * PIECE_STEP - begin, 0, a->width, even, scale);
+                    UNROLL for (int j = 0; j < AT_ONCE; j++) {
+                        g[k][j] = ROUNDED_PRODUCT(g[k][j], scale[j]);
+                        x[k][j] = ROUNDED_PRODUCT(x[k][j] - m, r);
                     }
-                    GIVE(a.out, TYPE, i + k * PIECE_STEP, begin, end, g[k]);
                 }
             }
-            if (pass == 1) break;
-            dot = SUM(dot) / (A)a.width;
-            sum = SUM(sum) / (A)a.width;
-            if (!a.centred) sum = 0;
+            if (pass == 0) { /* what is outside has a g of 0 */
+                UNROLL for (int k = 0; k < EACH; k++) {
+                    UNROLL for (int j = 0; j < AT_ONCE; j++) {
+                        sum += g[k][j];
+                        dot = FMA(g[k][j], x[k][j], dot);
+                    }
+                }
+                continue;
+            }
+            if (a->other) NAME(take_row)(a->other, TYPE, i, begin, end, even, other);
+            UNROLL for (int k = 0; k < EACH; k++) {
+                UNROLL for (int j = 0; j < AT_ONCE; j++) g[k][j] =
+                    ROUNDED_PRODUCT(r, FMA(-x[k][j], dot, g[k][j] - sum));
+                if (a->other) {
+                    UNROLL for (int j = 0; j < AT_ONCE; j++) g[k][j] = GET(PUT(g[k][j])) + other[k][j];
+                }
+                NAME(give_piece)(a->out, TYPE, i + k * PIECE_STEP, begin, end, even, g[k]);
+            }
         }
+        if (pass == 1) break;
+        dot = SUM(dot) / (A)a->width;
+        sum = SUM(sum) / (A)a->width;
+        if (!a->centred) sum = 0;
     }
+}
+
+KERNEL(NAME(norm_grad_rows), norm_args) { FOR_BLOCKS(row, a.rows) NAME(norm_grad_row)(&a, row, a.from, 0); }
+KERNEL(NAME(norm_grad_even_rows), norm_args) {
+#define ROWS(type) FOR_BLOCKS(row, a.rows) NAME(norm_grad_row)(&a, row, type, 1)
+    OF_TYPE(a.from, ROWS);
+#undef ROWS
 }
 
 /* Columns from `first` on of rows LANES apart, from `row` to `end`. */
 DEVICE void NAME(take_rows)(const norm_args *a, const void *p, int type, int64_t row, int64_t end, int64_t first,
-                            A x[PIECES_OF(TYPE)][AT_ONCE]) {
+                            int even, A x[PIECES_OF(TYPE)][AT_ONCE]) {
+    const int64_t last = first < a->width ? end * a->width : 0; /* none are behind the last column */
+    if (even) {
+        READ_EVEN(p, type, row * a->width + first, LANES * a->width, 0, last, x);
+        return;
+    }
     if (a->width % AT_ONCE == 0) {
-        const int64_t last = first < a->width ? end * a->width : 0; /* none are behind the last column */
         TAKE_PIECES(p, type, row * a->width + first, LANES * a->width, 0, last, x);
         return;
     }
@@ -304,33 +371,38 @@ DEVICE void NAME(take_rows)(const norm_args *a, const void *p, int type, int64_t
     }
 }
 
-/* Columns of a part of the rows: a thread for eight neighbours in each of LANES lanes of rows. */
-KERNEL(NAME(norm_grad_columns), norm_args) {
-    SHARED(A, scales, COLUMNS * LANES);
-    SHARED(A, biases, COLUMNS * LANES);
+/* Of eight columns, from `first` on, of rows [begin, end) that are LANES apart: what belongs to scale and bias. */
+DEVICE void NAME(add_columns)(const norm_args *a, int from, int64_t begin, int64_t end, int64_t first, int even,
+                              A dscale[AT_ONCE], A dbias[AT_ONCE]) {
     enum { EACH = PIECES_OF(TYPE) };
-    const int64_t groups = (a.width + COLUMNS - 1) / COLUMNS;
-    const int lane = threadIdx.x / (COLUMNS / AT_ONCE), first = threadIdx.x % (COLUMNS / AT_ONCE) * AT_ONCE;
 
-    FOR_BLOCKS(task, groups * a.parts) {
-        const int64_t part = quotient(task, groups), column = (task - part * groups) * COLUMNS;
-        const int64_t begin = quotient(a.rows * part, a.parts), end = quotient(a.rows * (part + 1), a.parts);
-        A dscale[AT_ONCE] = {0}, dbias[AT_ONCE] = {0};
-
-        for (int64_t row = begin + lane; row < end; row += LANES * EACH) {
-            A x[EACH][AT_ONCE], d[EACH][AT_ONCE];
-            NAME(take_rows)(&a, a.dy, a.from, row, end, column + first, d);
-            NAME(take_rows)(&a, a.x, TYPE, row, end, column + first, x);
-            UNROLL for (int k = 0; k < EACH; k++) {
-                const int64_t own = row + k * LANES;
-                if (own >= end) break;
-                const A m = a.means ? ((const A *)a.means)[own] : 0, r = ((const A *)a.inverses)[own];
-                UNROLL for (int j = 0; j < AT_ONCE; j++) {
-                    dscale[j] += d[k][j] * ((x[k][j] - m) * r);
-                    dbias[j] += d[k][j];
-                }
+    for (int64_t row = begin; row < end; row += LANES * EACH) {
+        A x[EACH][AT_ONCE], d[EACH][AT_ONCE];
+        NAME(take_rows)(a, a->dy, from, row, end, first, even, d);
+        NAME(take_rows)(a, a->x, TYPE, row, end, first, even, x);
+        UNROLL for (int k = 0; k < EACH; k++) {
+            const int64_t own = row + k * LANES;
+            if (own >= end) break;
+            const A m = a->means ? ((const A *)a->means)[own] : 0, r = ((const A *)a->inverses)[own];
+            UNROLL for (int j = 0; j < AT_ONCE; j++) {
+                dscale[j] = FMA(d[k][j], ROUNDED_PRODUCT(x[k][j] - m, r), dscale[j]);
+                dbias[j] += d[k][j];
             }
         }
+    }
+}
+
+/* Columns of a part of the rows: a thread for eight neighbours in each of LANES lanes of rows. */
+DEVICE void NAME(columns_of)(const norm_args *a, int from, int even, A *scales, A *biases) {
+    const int64_t groups = (a->width + COLUMNS - 1) / COLUMNS;
+    const int lane = threadIdx.x / (COLUMNS / AT_ONCE), first = threadIdx.x % (COLUMNS / AT_ONCE) * AT_ONCE;
+
+    FOR_BLOCKS(task, groups * a->parts) {
+        const int64_t part = quotient(task, groups), column = (task - part * groups) * COLUMNS;
+        const int64_t begin = quotient(a->rows * part, a->parts), end = quotient(a->rows * (part + 1), a->parts);
+        A dscale[AT_ONCE] = {0}, dbias[AT_ONCE] = {0};
+
+        NAME(add_columns)(a, from, begin + lane, end, column + first, even, dscale, dbias);
         UNROLL for (int j = 0; j < AT_ONCE; j++) {
             scales[lane * COLUMNS + first + j] = dscale[j];
             biases[lane * COLUMNS + first + j] = dbias[j];
@@ -341,11 +413,25 @@ KERNEL(NAME(norm_grad_columns), norm_args) {
             const A *parts = which ? biases : scales;
             A total = 0;
             for (int other = 0; other < LANES; other++) total += parts[other * COLUMNS + own];
-            if (column + own < a.width) ((A *)a.partial)[(2 * part + which) * a.width + column + own] = total;
+            if (column + own < a->width) ((A *)a->partial)[(2 * part + which) * a->width + column + own] = total;
         }
         __syncthreads();
     }
 }
+
+KERNEL(NAME(norm_grad_columns), norm_args) {
+    SHARED(A, scales, COLUMNS * LANES);
+    SHARED(A, biases, COLUMNS * LANES);
+    NAME(columns_of)(&a, a.from, 0, scales, biases);
+}
+KERNEL(NAME(norm_grad_even_columns), norm_args) {
+    SHARED(A, scales, COLUMNS * LANES);
+    SHARED(A, biases, COLUMNS * LANES);
+#define COLUMNS_OF(type) NAME(columns_of)(&a, type, 1, scales, biases)
+    OF_TYPE(a.from, COLUMNS_OF);
+#undef COLUMNS_OF
+}
+#undef OF_TYPE
 
 /* A block has the parts' totals of WARP columns, of the scale or of the bias; a lane of it every JOIN_LANES-th. */
 KERNEL(NAME(norm_grad_join), norm_args) {

@@ -53,10 +53,9 @@ DEVICE uint32_t kept_of_counters(uint64_t seed, uint32_t key, uint32_t least, co
             if (from / 128 == turn && from % 64 / 16 == i) mine = all;
         }
     }
-    UNROLL for (int j = 0; j < AT_ONCE; j++) {
-        const int place = from % 16 + j;
-        kept |= (mine >> (from / 64 % 2 * 16 + place / 2 + 8 * (place % 2)) & 1) << j;
-    }
+    /* The words of even places, and of odd ones, are neighbours; a lane begins at the first place of 16, or the ninth. */
+    mine >>= from / 64 % 2 * 16 + from % 16 / 2;
+    UNROLL for (int j = 0; j < AT_ONCE; j++) kept |= (mine >> (j / 2 + 8 * (j % 2)) & 1) << j;
     return kept;
 }
 
