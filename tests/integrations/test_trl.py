@@ -103,13 +103,11 @@ def test_training_saving_and_resuming(kind, tmp_path):
     ):
         found, expected = losses(ours, key), losses(theirs, key)
         assert len(found) == STEPS and found == pytest.approx(expected, rel=2e-3, abs=1e-5), key
-    if kind == "GRPO":  # what it generates with a cache that changes is PyTorch's
+    if kind == "GRPO":  # what it generates, too
         report = explain(ours.model)
-        assert (
-            report.engine_calls >= STEPS
-            and report.unreached_steps == 0
-            and report.python_ops == ["ChunkedLogProbFunction"]
-        )
+        assert report.engine_calls > STEPS and report.unreached_steps == 0, str(report)
+        assert report.pytorch_calls <= 0.1 * report.engine_calls, str(report)
+        assert report.python_ops == ["ChunkedLogProbFunction"]
     else:
         assert_in_engine(ours.model, STEPS)
 

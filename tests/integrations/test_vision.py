@@ -1,0 +1,153 @@
+"""timm, torchvision and diffusers with a wrapped model: losses, reloaded weights, resumed trainings are PyTorch's."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("at_once")]
+datasets = pytest.importorskip("sklearn.datasets")
+
+from ortmodule import ORTModule, explain  # noqa: E402
+
+STEPS, BATCH, SIDE = 6, 4, 32
+#: Compiled operators that predictions alone need. A torchvision that was built for another torch cannot load them.
+OPERATORS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor", ("nms", "qnms")
+
+
+def library(name):
+    try:
+        pytest.importorskip("torchvision")
+    except RuntimeError:
+        for operator in OPERATORS[1]:
+            torch.library.define(f"torchvision::{operator}", OPERATORS[0])
+    return pytest.importorskip(name)
+
+
+def images():
+    """Digits as images of three channels, and what they show."""
+    found = datasets.load_digits()
+    pixels = torch.tensor(found.images[: 2 * STEPS * BATCH], dtype=torch.float32)[:, None] / 16
+    large = F.interpolate(pixels, size=(SIDE, SIDE), mode="bilinear").expand(-1, 3, -1, -1)
+    labels = torch.tensor(found.target[: 2 * STEPS * BATCH])
+    return list(zip(large.split(BATCH), labels.split(BATCH), strict=True))
+
+
+class Classifier:
+    """timm: a ViT."""
+
+    def make(self):
+        return library("timm").create_model(
+            "vit_tiny_patch16_224", img_size=SIDE, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=10
+        )
+
+    def wrap(self, model):
+        return ORTModule(model)
+
+    def loss(self, model, pixels, labels):
+        return F.cross_entropy(model(pixels), labels)
+
+    def wrapped(self, model):
+        return model
+
+
+class ConvolutionalClassifier(Classifier):
+    """timm: a ConvNeXt."""
+
+    def make(self):
+        return library("timm").create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32), num_classes=10)
+
+
+class Segmentation(Classifier):
+    """torchvision: where a digit is, by pixel."""
+
+    def make(self):
+        library("torchvision")
+        from torchvision.models.segmentation import lraspp_mobilenet_v3_large
+
+        model = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=2)
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):  # of maps of two by two pixels
+                module.eval()
+        return model
+
+    def loss(self, model, pixels, labels):
+        return F.cross_entropy(model(pixels)["out"], (pixels[:, 0] > 0.5).long())
+
+
+class Detection(Classifier):
+    """torchvision: a RetinaNet, whose backbone is wrapped."""
+
+    def make(self):
+        library("torchvision")
+        from torchvision.models.detection import RetinaNet
+        from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+
+        backbone = resnet_fpn_backbone(backbone_name="resnet18", weights=None, trainable_layers=5)
+        return RetinaNet(backbone, 11, min_size=SIDE, max_size=SIDE)
+
+    def wrap(self, model):
+        model.backbone = ORTModule(model.backbone)
+        return model
+
+    def loss(self, model, pixels, labels):
+        box = torch.tensor([[4.0, 2.0, 28.0, 30.0]])
+        targets = [{"boxes": box, "labels": label[None] + 1} for label in labels]
+        return sum(model(list(pixels), targets).values())
+
+    def wrapped(self, model):
+        return model.backbone
+
+
+class Diffusion(Classifier):
+    """diffusers: the noise in an image."""
+
+    def make(self):
+        self.scheduler = library("diffusers").DDPMScheduler(num_train_timesteps=50)
+        return library("diffusers").UNet2DModel(
+            sample_size=SIDE, in_channels=3, out_channels=3, layers_per_block=1, block_out_channels=(8, 16),
+            norm_num_groups=4, down_block_types=("DownBlock2D", "AttnDownBlock2D"), attention_head_dim=4,
+            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        )  # fmt: skip
+
+    def loss(self, model, pixels, labels):
+        random = torch.Generator().manual_seed(int(labels.sum()))
+        noise = torch.randn(pixels.shape, generator=random)
+        times = torch.randint(0, 50, (len(pixels),), generator=random)
+        return F.mse_loss(model(self.scheduler.add_noise(pixels, noise, times), times).sample, noise)
+
+
+ROADS = (Classifier, ConvolutionalClassifier, Segmentation, Detection, Diffusion)
+
+
+def train(road, model, data, state=None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    if state is not None:
+        optimizer.load_state_dict(copy.deepcopy(state))
+    found = []
+    for pixels, labels in data:
+        loss = road.loss(model, pixels, labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found, optimizer.state_dict()
+
+
+@pytest.mark.parametrize("kind", ROADS)
+def test_training_saving_and_resuming(kind, tmp_path):
+    road, data = kind(), images()
+    first, more = data[:STEPS], data[STEPS:]
+    torch.manual_seed(0)
+    plain = road.make()
+    ours = road.wrap(copy.deepcopy(plain))
+    (found, state), (expected, _) = train(road, ours, first), train(road, plain, first)
+    assert found == pytest.approx(expected, rel=2e-3)
+    report = explain(road.wrapped(ours))
+    assert report.captured and report.engine_calls == STEPS and not report.python_ops, str(report)
+    torch.save(ours.state_dict(), tmp_path / "weights.pt")
+    again = copy.deepcopy(plain)
+    again.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    resumed, _ = train(road, road.wrap(again), more, state)
+    assert resumed == pytest.approx(train(road, ours, more, state)[0], rel=2e-3)
