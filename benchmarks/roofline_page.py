@@ -95,8 +95,7 @@ Why, as far as the plans say it:
   from 0 to twice their mean.
 - Logits that forward gives back and the script does not read are not computed (`ortmodule/runtime/lazy_logits.py`): so
   it is from the third such call on.
-- GPT-2 and Llama give back the keys and values of all tokens, too, unless `config.use_cache` is false, so that padding
-  is not left out there; with the loss alone it is.
+- So do the keys and values of all tokens that GPT-2 and Llama give back: padding is left out there, too.
 """
 
 

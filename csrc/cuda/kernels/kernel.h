@@ -54,7 +54,7 @@ typedef uint16_t bf16, f16; /* their bits */
 /* For templates of any type: no integer is. */
 #define IS_NAN(x) ((x) != (x))
 
-/* a b rounded, whatever it is added to then: a compiler makes one instruction of both where it likes, and code that differs
+/* a b rounded before it is added to a number: a compiler makes one instruction of both where it likes, and code that differs
  * in other ways would get other bits. And a b + c, rounded once. */
 #ifdef __CUDACC__
 DEVICE float times_f32(float a, float b) { return __fmul_rn(a, b); }
