@@ -18,8 +18,8 @@ _SHOWING = frozenset((
 #: Code that shows what it is given.
 _SHOWERS = (os.path.join(os.path.dirname(logging.__file__), ""), warnings.__file__)
 _ENDS = ("STORE_", "DELETE_", "POP_", "RETURN_", "RESUME", "JUMP", "RAISE", "YIELD", "FOR_ITER", "NOP", "END_")
-_MAKING = ("LOAD_", "FORMAT_", "CONVERT_", "BUILD_", "BINARY_", "UNARY_", "CALL", "PRECALL", "PUSH_NULL", "KW_NAMES", "CACHE",
-           "EXTENDED_ARG", "COPY", "SWAP", "RERAISE")  # fmt: skip
+_MAKING = ("LOAD_", "FORMAT_", "CONVERT_", "BUILD_", "BINARY_", "UNARY_", "CALL", "PRECALL", "PUSH_NULL", "KW_NAMES",
+           "CACHE", "EXTENDED_ARG", "COPY", "SWAP", "RERAISE")  # fmt: skip
 
 
 def is_shown(frame: types.FrameType) -> bool:
