@@ -80,7 +80,7 @@ class Trace:
     numbers: list[list[Any]]  # that it has taken out of data, and that no read compares
     facts: InputFacts | None  # of its inputs, where forward asks for any
     #: Places of the module whose tensors are the last of its inputs (`Inventory.resized`).
-    resized: list[tuple[dict[str, Any], str]]
+    resized: list[tuple[Any, Any]]
 
     def eager(self, forward: Callable, structure: pytree.Structure, tensors: Sequence[Any]) -> list[torch.Tensor]:
         """What ``forward`` gives in PyTorch for arguments of this structure, as :meth:`tensors_of` has it. The last of

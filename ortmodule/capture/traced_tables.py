@@ -19,9 +19,8 @@ from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.pytree import flatten
 from ortmodule.core.size_expr import formula_of, is_number
 from ortmodule.core.torch_private import get_value_trace
-from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree
-from ortmodule.guards.size_tables import Key, SizeTable, formulas_in, key_parts
+from ortmodule.guards.size_tables import DictAttribute, Key, SizeTable, formulas_in, key_parts
 
 _MISSING = object()
 
@@ -53,7 +52,7 @@ class TracedTables:
             for attribute, held in before:
                 attribute.set(held)
 
-    def learn(self, attribute: Slot, key: Any, value: Any) -> None:
+    def learn(self, attribute: DictAttribute, key: Any, value: Any) -> None:
         """Forward sets ``value`` under a key of the dictionary in ``attribute``. Raises FillsCache where the key
         follows from sizes, and later calls may find it: it does not hang on what is in the call's tensors."""
         call = {get_value_trace(tensor).unique() for tensor in self.tensors}
@@ -93,7 +92,7 @@ def _whole(name: str) -> Callable[..., Any]:
 class _Table(dict[Any, Any]):
     """In place of one dictionary."""
 
-    def __init__(self, owner: TracedTables, attribute: Slot) -> None:
+    def __init__(self, owner: TracedTables, attribute: DictAttribute) -> None:
         super().__init__()
         self.attribute, self._owner = attribute, owner
         self._tables: list[SizeTable] = []
@@ -171,7 +170,7 @@ class _Table(dict[Any, Any]):
         "__reduce_ex__", "keys", "values", "items", "pop", "popitem", "clear", "update", "copy",
     ):  # fmt: skip
         locals()[_name] = _whole(_name)
-    __hash__ = None  # type: ignore[assignment]  # dictionaries have none
+    __hash__ = None  # dictionaries have none
 
 
 def _pairs(key: Any, parts: Any, value: Any) -> Iterator[tuple[torch.Tensor, Any]]:

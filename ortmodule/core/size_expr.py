@@ -72,7 +72,7 @@ def _is_plain(constant: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Formula:
+class SizeFormula:
     """How Python computes a number from sizes. ``sizes``: what they are in the trace. ``steps``: a size by its number,
     a constant, or a function of what earlier steps compute; the last one's is the number."""
 
@@ -101,7 +101,7 @@ def number_of(tensor: torch.Tensor) -> float | int | bool | None:
     return None if formula is None else formula.at(formula.sizes)
 
 
-def formula_of(tensor: torch.Tensor) -> Formula | None:
+def formula_of(tensor: torch.Tensor) -> SizeFormula | None:
     """That of a traced tensor that :func:`is_number`; None: it is none, or a size is not known."""
     if not is_number(tensor):
         return None
@@ -123,7 +123,7 @@ def formula_of(tensor: torch.Tensor) -> Formula | None:
             steps.append(_step(value.node(), [places[v.unique()] for v in operands], sizes))
         except LookupError:
             return None
-    return Formula(tuple(sizes), tuple(steps))
+    return SizeFormula(tuple(sizes), tuple(steps))
 
 
 def _operands(value: _Value) -> list[_Value]:

@@ -213,7 +213,8 @@ class Inventory:
         places: list[tuple[Any, Any]] = []
         tensors: list[torch.Tensor] = []
         others: list[Any] = []
-        for place in (*self.resized, *((table, i) for table in self.tables for i in table.numbers())):
+        every: list[tuple[Any, Any]] = [(table, i) for table in self.tables for i in table.numbers()]
+        for place in (*self.resized, *every):
             tensor: Any = place[0].get(place[1])
             if type(tensor) in PLAIN_TENSORS and not tensor.requires_grad and 0 not in tensor.shape:
                 places.append(place)

@@ -17,17 +17,20 @@ import torch
 from ortmodule.core import pytree
 from ortmodule.core.errors import Unflattenable
 from ortmodule.core.pytree import CONSTANTS
-from ortmodule.core.size_expr import Formula
+from ortmodule.core.size_expr import SizeFormula
 
 
 class DictAttribute(Protocol):
     """An attribute (`inventory.Slot`)."""
 
-    name: str
-    holder: Any
-    key: Any
-
+    @property
+    def name(self) -> str: ...
+    @property
+    def holder(self) -> Any: ...
+    @property
+    def key(self) -> Any: ...
     def find(self) -> Any: ...
+    def set(self, value: Any, /) -> None: ...
 
 
 MOST_CHOICES = 64  # of dimensions that the sizes in a key may be those of
@@ -63,7 +66,7 @@ class Key:
 def _at(part: Any, sizes: Any) -> Any:
     if type(part) is tuple:
         return tuple(_at(each, sizes) for each in part)
-    if isinstance(part, Formula):
+    if isinstance(part, SizeFormula):
         return part.at(list(itertools.islice(sizes, len(part.sizes))))
     return part
 
@@ -71,14 +74,14 @@ def _at(part: Any, sizes: Any) -> Any:
 def _without_sizes(part: Any) -> Any:
     if type(part) is tuple:
         return tuple(map(_without_sizes, part))
-    return part.steps if isinstance(part, Formula) else (type(part), part)
+    return part.steps if isinstance(part, SizeFormula) else (type(part), part)
 
 
-def formulas_in(part: Any) -> list[Formula]:
+def formulas_in(part: Any) -> list[SizeFormula]:
     """Those of a key, in their order."""
     if type(part) is tuple:
         return [formula for each in part for formula in formulas_in(each)]
-    return [part] if isinstance(part, Formula) else []
+    return [part] if isinstance(part, SizeFormula) else []
 
 
 class SizeTable:
