@@ -398,8 +398,7 @@ static status give_drawn(ctx *c, const call *k, attention_call *a, uint64_t word
         return OK;
     }
     const attention_drawn of = drawn_by(k, k->in[DRAWN].data);
-    if (!attention_drawn_find(&of, words))
-        TRY(cuda_download(c, k->cuda, words, k->in[DRAWN].data, 2 * sizeof *words));
+    if (!attention_drawn_find(&of, words)) TRY(cuda_download(c, k->cuda, words, k->in[DRAWN].data, 2 * sizeof *words));
     in[ATTENTION_SEED] = torch_tensor(a->call.t, I64, &words[0], 1, &one, &one);
     in[ATTENTION_OFFSET] = torch_tensor(a->call.t, I64, &words[1], 1, &one, &one);
     *given = in[ATTENTION_SEED] && in[ATTENTION_OFFSET];
