@@ -73,7 +73,7 @@ class Perceptron(nn.Module):
 
 
 FAMILIES = {
-    "attention": (Attention, (16, 128, 128)),
+    "attention": (Attention, (32, 128, 128)),  # (a megabyte is of threads' own)
     "pictures": (Pictures, (32, 3, 32, 32)),
     "recurrent": (Recurrent, (64, 64, 64)),
     "perceptron": (Perceptron, (2048, 256)),
