@@ -333,7 +333,7 @@ static status choose(planner *pl, const recompute_request *r, recompute_clusters
 
     if (r->list || r->n_wishes) TRY(clusters_find(pl->c, &pl->problem, pl->order, clusters));
     if (r->goal == RECOMPUTE_LAYERS) return recompute_layers(pl->c, &pl->problem, &pl->choice);
-    if (r->goal == RECOMPUTE_CHEAP && !r->n_wishes && !pl->g->as_written) {
+    if (r->goal == RECOMPUTE_CHEAP && !r->n_wishes) {
         const double most = all_work(&pl->problem) / NEXT_TO_NOTHING;
         return recompute_cheaply(pl->c, &pl->problem, most, &pl->choice);
     }
@@ -363,13 +363,13 @@ static status run(planner *pl, const recompute_request *r, recompute_result *out
 
 status recompute(graph *g, const recompute_request *r, recompute_result *out) {
     planner pl = {.g = g};
+    recompute_request own = *r;
     ctx scratch;
 
-    const bool nothing = r->goal == RECOMPUTE_NOTHING || (r->goal == RECOMPUTE_CHEAP && g->as_written);
-
+    if (g->as_written && own.goal == RECOMPUTE_CHEAP) own.goal = RECOMPUTE_NOTHING;
     *out = (recompute_result){0};
-    if (!g->input_grads || (nothing && !r->list && !r->n_wishes)) return OK;
+    if (!g->input_grads || (own.goal == RECOMPUTE_NOTHING && !own.list && !own.n_wishes)) return OK;
     ctx_scratch_begin(g->c, &scratch);
     pl.c = &scratch;
-    return ctx_scratch_end(g->c, &scratch, run(&pl, r, out));
+    return ctx_scratch_end(g->c, &scratch, run(&pl, &own, out));
 }

@@ -48,6 +48,7 @@ def plan_of(ours):
 def attention(request, monkeypatch):
     """How attention is computed; as one operator by torch's kernels, where they take it: a library stands for them."""
     library("libtorch_cuda.so")
+    monkeypatch.setenv("ORTMODULE_MEMORY_BUDGET", "1TiB")  # nothing is computed again to take less
     if request.param == "one operator":
         monkeypatch.setenv("ORTMODULE_USE_EFFICIENT_ATTENTION", "1")
     return request.param
@@ -64,8 +65,7 @@ def test_llama(driver, attention, groups, samples):  # noqa: F811
     assert found["Rotary"] == 4 * LAYERS
     assert found["Neg"] == 0
     assert found["Concat"] == 1  # the angles
-    chains = [set(steps.split()) for steps in re.findall(r'steps="([^"]*)"', plan.text())]
-    assert sum({"Swish", "Mul", "SwishGrad"} <= steps for steps in chains) == LAYERS  # backward computes it again
+    assert plan.text().count('steps="Swish Mul Mul SwishGrad"') == LAYERS  # backward computes it again
     weights, norms = LINEAR * LAYERS + 1, 2 * LAYERS
     if attention == "products":
         return
@@ -107,7 +107,7 @@ def test_dropout_and_keys_that_are_given_back(driver, attention):  # noqa: F811
     assert recorder.draws
     found = collections.Counter(row[0] for row in plan_of(ours).code())
     assert found["Rotary"] >= 5 * LAYERS
-    assert found["Neg"] == 0 and found["Concat"] <= 2  # the angles, which backward may compute again
+    assert (found["Neg"], found["Concat"]) == (0, 1)
 
 
 @each("dtype", [torch.bfloat16, torch.float16], [torch.bfloat16], pytest.mark.emulated_full)

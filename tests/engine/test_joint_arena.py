@@ -128,8 +128,10 @@ def taken(model):
 
 
 @pytest.mark.skipif("asan" in sys.argv, reason="nothing is kept")
-def test_a_step_takes_less(pair):
-    """As much as the plan says, and gradients alone are in use when it is over."""
+def test_a_step_takes_less(monkeypatch):
+    """As much as the plan says, and gradients alone are in use when it is over. Nothing is computed again."""
+    everything = Config(memory_budget=1 << 40)
+    pair = made(config=everything), made(False, monkeypatch, config=everything)
     for model in pair:
         step(model)
         model.zero_grad()
@@ -138,7 +140,7 @@ def test_a_step_takes_less(pair):
     size = sum(t.nbytes for t in grads(pair[0]))
     assert plan.joint_bytes <= joint <= plan.joint_bytes + MB + MB // 4  # and what threads have for themselves
     assert apart >= plan_of(pair[1]).arena_bytes + 0.9 * size  # small ones come from malloc
-    assert joint < 0.9 * apart
+    assert joint < 0.8 * apart
     pair[1].zero_grad()
     assert size <= used() <= size + 2 * PAGE * (len(grads(pair[0])) + 1)
     pair[0].zero_grad()
