@@ -75,6 +75,8 @@ struct op_def {
     void (*products)(const call *k, product_fn *each, void *arg);
     /* Multiplications and additions, of what computes products in a kernel of its own; NULL: `products` tells. */
     double (*flops)(const node *n);
+    /* The operator that makes out[0] once more of the operands and the other results, to the bit, on the CPU; NULL: this one. */
+    const char *again;
     kernel_fn *cuda; /* on memory of a GPU: starts kernels and waits for nothing; NULL until there is one */
     size_t (*cuda_workspace)(const node *n);
     const char *(*foreign)(const node *n); /* the ATen operator this node would run through torch, or NULL */

@@ -256,7 +256,7 @@ class Config:
     )
     memory_opt_level: int = _setting(
         number_from(0, 2), 0,
-        "what backward computes again instead of keeping it. 0: what costs next to nothing (2 % of a step's work, "
+        "what backward computes again instead of keeping it. 0: what costs next to nothing (3 % of a step's work, "
         "estimated), or what `MEMORY_BUDGET` takes; 1: each layer, from what the layer before gives to it; 2: all that "
         "needs less memory",
     )

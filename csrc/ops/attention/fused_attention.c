@@ -57,6 +57,9 @@ static double flops_attention(const node *n) {
     return 4 * (double)shape_count(&n->in[Q]->shape) * (double)(keys ? keys : listed);
 }
 
+/* The scores again, and four products of gradients. */
+static double flops_attention_grad(const node *n) { return 2.5 * flops_attention(n); }
+
 kernel_fn fused_attention_cuda,
     fused_attention_grad_cuda; /* cuda/kernels/attention.cu, cuda/kernels/attention_grad.cu */
 size_t fused_attention_cuda_workspace(const node *n);
@@ -81,7 +84,7 @@ const op_def fused_attention_ops[] = {
     {OURS("FusedAttention", OPERANDS, 2), .infer = infer_attention, .grad = grad_attention, .cpu = fused_attention_cpu,
      .flops = flops_attention, .cuda = fused_attention_cuda, .cuda_workspace = fused_attention_cuda_workspace},
     {OURS("FusedAttentionGrad", DRAWN + 1, VARIADIC), .infer = infer_attention_grad, .plain = OPERAND(DY), .workspace = fused_attention_grad_workspace,
-     .cpu = fused_attention_grad_cpu, .cuda = fused_attention_grad_cuda,
+     .cpu = fused_attention_grad_cpu, .flops = flops_attention_grad, .cuda = fused_attention_grad_cuda,
      .cuda_workspace = fused_attention_grad_cuda_workspace},
     {0},
 };

@@ -295,7 +295,7 @@ const op_def batchnorm_ops[] = {
     {ONNX(9, attrs_9)},
     {ONNX(14, attrs_14)},
     {OURS("BatchNormTrain", 3, 3, epsilon_attrs), .flags = INPLACE_0 | INPLACE_ON_CPU, .infer = infer_train,
-     .grad = grad_train, .workspace = vectors_workspace, .cpu = batch_norm_train_cpu,
+     .grad = grad_train, .workspace = vectors_workspace, .cpu = batch_norm_train_cpu, .again = "BatchNormInfer",
      .cuda_workspace = batch_norm_train_cuda_workspace, .cuda = batch_norm_train_cuda},
     {OURS("BatchNormInfer", 5, 1, epsilon_attrs), .flags = INPLACE_0 | INPLACE_ON_CPU, .infer = infer_batch_norm,
      .grad = grad_infer, .workspace = vectors_workspace, .cpu = batch_norm_infer_cpu, .cuda = batch_norm_infer_cuda},

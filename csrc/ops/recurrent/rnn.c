@@ -61,6 +61,12 @@ static status infer_scan_grad(graph *g, node *n) {
     return set_out(g, n, 2, type, r->dim[0] == 3 * r->dim[1] ? &all : &state);
 }
 
+/* The products with r, of forward and as many of backward. */
+static double flops_scan(const node *n) {
+    const shape *all = &n->in[0]->shape;
+    return 2 * (double)all->dim[0] * (double)all->dim[1] * (double)shape_count(&n->in[1]->shape);
+}
+
 /* dr: d(r h) [steps, batch, gates * hidden] times the h it was made of, summed over steps and batch. */
 static status grad_r(graph *g, value *du, value *before, value **out) {
     const shape *u = &du->shape, *h = &before->shape;
@@ -310,7 +316,7 @@ size_t scan_cuda_workspace(const node *n), scan_grad_cuda_workspace(const node *
                         STRING("direction", "forward"), NO_DEFAULT("hidden_size", INT), INT("layout", 0), __VA_ARGS__)
 #define SCAN(name_, operands_, results_)                                                                               \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = operands_, .max_in = operands_, .max_out = results_,    \
-    .dtypes = SET(F32) | SET(F64), .attrs = NODE_ATTRS(INT("reverse", 0), INT("positive", 0))
+    .dtypes = SET(F32) | SET(F64), .attrs = NODE_ATTRS(INT("reverse", 0), INT("positive", 0)), .flops = flops_scan
 #define SCAN_GRAD                                                                                                      \
     .owned = OPERAND(2), .infer = infer_scan_grad, .workspace = scan_grad_cpu_workspace,                               \
     .cuda_workspace = scan_grad_cuda_workspace

@@ -158,11 +158,15 @@ static status grad_conv_grad_input(graph *g, const node *n, value *const dy[], v
     return OK;
 }
 
-static double flops_conv(const node *n) {
-    const shape *w = &n->in[1]->shape;
-    const double filter = w->dim[0] ? (double)shape_count(w) / (double)w->dim[0] : 0;
-    return 2 * (double)shape_count(&n->out[0]->shape) * filter;
+/* A convolution with results (or their gradient) `y`; its gradients take as many. */
+static double flops_of(const value *y, const value *w) {
+    const int64_t filters = w->shape.dim[0];
+    return filters ? 2 * (double)shape_count(&y->shape) * (double)shape_count(&w->shape) / (double)filters : 0;
 }
+
+static double flops_conv(const node *n) { return flops_of(n->out[0], n->in[1]); }
+static double flops_conv_grad_input(const node *n) { return flops_of(n->in[0], n->in[1]); }
+static double flops_conv_grad_weight(const node *n) { return flops_of(n->in[1], n->out[0]); }
 
 /* --- ConvTranspose ------------------------------------------------------------------------------------------------ */
 
@@ -324,10 +328,10 @@ const op_def conv_ops[] = {
      .lower = lower_conv_transpose},
     {CONVOLUTION("ConvGradInput", ORT_DOMAIN, 2, NO_DEFAULT("shape", INTS)), .infer = infer_conv_grad_input,
      .lower = lower_conv_grad_input, .grad = grad_conv_grad_input, .workspace = workspace_conv_grad_input,
-     .cpu = conv_grad_input_cpu, .cuda_workspace = conv_grad_input_cuda_workspace, .cuda = conv_grad_input_cuda,
+     .cpu = conv_grad_input_cpu, .flops = flops_conv_grad_input, .cuda_workspace = conv_grad_input_cuda_workspace, .cuda = conv_grad_input_cuda,
      .foreign = foreign_conv_grad_input},
     {CONVOLUTION("ConvGradWeight", ORT_DOMAIN, 2, NO_DEFAULT("shape", INTS)), .infer = infer_conv_grad_weight,
-     .lower = lower_conv_grad_weight, .workspace = workspace_conv_grad_weight, .cpu = conv_grad_weight_cpu,
+     .lower = lower_conv_grad_weight, .workspace = workspace_conv_grad_weight, .cpu = conv_grad_weight_cpu, .flops = flops_conv_grad_weight,
      .cuda_workspace = conv_grad_weight_cuda_workspace, .cuda = conv_grad_weight_cuda, .foreign = foreign_conv_grad_weight},
     {0},
 };

@@ -1,0 +1,168 @@
+"""The largest batch that trains within a limit of memory: eager, with checkpointing, and ORTModule, which plans it.
+
+    python -m benchmarks.largest_batch                                    BERT-large phase 1, GPT-2 medium; 12 GB
+    python -m benchmarks.largest_batch --rows bert-large-phase-1 --limit 9e9 --out results/largest_batch
+
+A step is forward, backward and ``AdamW(fused=True)``. Its bytes are the most that malloc and the engine have given at
+once, each, since before the model was made (tests/engine/counting_malloc.c): weights, gradients and the optimizer's
+states are in them. What PyTorch takes grows by the same bytes with each sample: two small batches say where the limit is
+reached, and the batch found so is run, as is one more sample. ORTModule finds its batch by `memory.largest_batch`,
+without a step, and trains it. Each run has a process of its own. Written to <out>.json and <out>.md.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.memory import checkpointed, counting_malloc, wrapped
+from benchmarks.report import machine, write
+from benchmarks.rows import EVERY
+
+ROWS = ("bert-large-phase-1", "gpt2-medium")
+STATES = 2  # tensors as large as its parameter that AdamW keeps for each
+SMALL = (1, 2)  # batches that say what a sample takes
+STEPS = 2  # the first makes the optimizer's states, the last is timed
+
+
+def budget_of(model, limit):
+    """What the optimizer's states leave."""
+    return limit - STATES * sum(p.nbytes for p in model.parameters() if p.requires_grad)
+
+
+def unlimited(model, limit):
+    return wrapped(model, None)
+
+
+def layers_again(model, limit):
+    return wrapped(model, None, memory_opt_level=1)
+
+
+def within_a_budget(model, limit):
+    return wrapped(model, None, memory_budget=budget_of(model, limit))
+
+
+#: (title, (model, limit) -> what is trained, does it plan its batch)
+WAYS = {
+    "eager": ("eager", lambda model, limit: model, False),
+    "checkpointing": ("eager, `gradient_checkpointing_enable()`", lambda model, limit: checkpointed(model, None), False),
+    "ortmodule": ("ORTModule", unlimited, True),
+    "level-1": ("ORTModule, `MEMORY_OPT_LEVEL=1`", layers_again, True),
+    "budget": ("ORTModule, `MEMORY_BUDGET`", within_a_budget, True),
+}
+
+
+# --- the process of one run -------------------------------------------------------------------------------------------
+
+
+def run(row, way, limit, size):
+    """{size, bytes, seconds}: of the last of some steps. ``size``: None: the largest that the plan allows."""
+    from ortmodule import _core, memory
+
+    malloc = ctypes.CDLL(os.environ["LD_PRELOAD"])
+    malloc.most_growth.restype = ctypes.c_long
+    malloc.most_growth()
+    _core.memory_most()
+    before = _core.memory()["used"]
+    torch.manual_seed(0)
+    model = WAYS[way][1](EVERY[row].build().train(), limit)
+    batch_of = EVERY[row].sized
+    search = 0.0
+    if size is None:
+        start = time.perf_counter()
+        sample = batch_of(SMALL[1])(torch.Generator().manual_seed(1))
+        given = {} if way == "budget" else {"budget": limit, "optimizer": "adamw"}
+        size = memory.largest_batch(model, sample, **given)
+        search = time.perf_counter() - start
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    batch = batch_of(size)(torch.Generator().manual_seed(1))
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds = time.perf_counter() - start
+    most = malloc.most_growth() + _core.memory_most() - before
+    return {"size": size, "bytes": most, "seconds": seconds, "search": search}
+
+
+def measured(row, way, limit, size, library):
+    """`run` in a process of its own; its reason where it fails."""
+    command = [sys.executable, "-m", "benchmarks.largest_batch", "--run", row, way, str(limit), str(size or 0)]
+    found = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LD_PRELOAD": str(library)})
+    lines = found.stdout.splitlines() or [""]
+    if found.returncode or not lines[-1].startswith("{"):
+        return {"failed": (found.stderr.strip().splitlines() or ["it ended without a word"])[-1]}
+    return json.loads(lines[-1])
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def largest_of_pytorch(row, way, limit, library):
+    """The batch that the line through two small ones gives, run; and the bytes of one more sample."""
+    small = [measured(row, way, limit, size, library) for size in SMALL]
+    if any("failed" in each for each in small):
+        return next(each for each in small if "failed" in each)
+    each = (small[1]["bytes"] - small[0]["bytes"]) / (SMALL[1] - SMALL[0])
+    size = int((limit - small[0]["bytes"]) / each + SMALL[0])
+    if size < 1:
+        return {"failed": f"one sample takes {small[0]['bytes'] / 1e9:.2f} GB"}
+    found = measured(row, way, limit, size, library)
+    more = measured(row, way, limit, size + 1, library)
+    return {**found, "more": more.get("bytes")}
+
+
+def table(row, limit, found):
+    lines = [f"### {EVERY[row].title}, {limit / 1e9:g} GB", ""]
+    lines.append("| way | largest batch | times eager's | GB of its step | one more sample: GB | samples a second |")
+    lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
+    first = found.get("eager", {}).get("size")
+    for way, of in found.items():
+        if "failed" in of:
+            lines.append(f"| {WAYS[way][0]} | {of['failed']} | | | | |")
+            continue
+        times = f"{of['size'] / first:.2f}" if first else "–"
+        more = f"{of['more'] / 1e9:.2f}" if of.get("more") else "–"
+        speed = of["size"] / of["seconds"]
+        lines.append(f"| {WAYS[way][0]} | {of['size']} | {times} | {of['bytes'] / 1e9:.2f} | {more} | {speed:.2f} |")
+    return [*lines, ""]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = [name for name, row in EVERY.items() if row.sized]
+    parser.add_argument("--rows", nargs="+", default=ROWS, choices=sorted(known), metavar="ROW")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY")
+    parser.add_argument("--limit", type=float, default=12e9, help="bytes")
+    parser.add_argument("--out", type=Path, default=Path("results/largest_batch"))
+    parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.run:
+        row, way, limit, size = args.run
+        print(json.dumps(run(row, way, int(limit), int(size) or None)))
+        return
+    found, lines, limit = {}, [], int(args.limit)
+    with tempfile.TemporaryDirectory() as folder:
+        library = counting_malloc(folder)
+        for row in args.rows:
+            found[row] = {}
+            for way in args.ways:
+                plans = WAYS[way][2]
+                of = measured(row, way, limit, None, library) if plans else largest_of_pytorch(row, way, limit, library)
+                found[row][way] = of
+                print(row, way, of, flush=True)
+            lines += table(row, limit, found[row])
+            write({"machine": machine(), "limit": limit, "rows": found}, "\n".join(lines), args.out)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
