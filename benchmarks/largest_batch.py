@@ -5,8 +5,8 @@
 
 A step is forward, backward and ``AdamW(fused=True)``. Its bytes are the most that malloc and the engine have given at
 once, each, since before the model was made (tests/engine/counting_malloc.c): weights, gradients and the optimizer's
-states are in them. What PyTorch takes grows by the same bytes with each sample: two small batches say where the limit is
-reached, and the batch found so is run, as is one more sample. ORTModule finds its batch by `memory.largest_batch`,
+states are in them. What PyTorch takes grows by the same bytes with each sample: two small batches say where the limit
+is reached, and the batch found so is run, as is one more sample. ORTModule finds its batch by `memory.largest_batch`,
 without a step, and trains it. Each run has a process of its own. Written to <out>.json and <out>.md.
 """
 
@@ -52,7 +52,7 @@ def within_a_budget(model, limit):
 #: (title, (model, limit) -> what is trained, does it plan its batch)
 WAYS = {
     "eager": ("eager", lambda model, limit: model, False),
-    "checkpointing": ("eager, `gradient_checkpointing_enable()`", lambda model, limit: checkpointed(model, None), False),
+    "checkpointing": ("eager, checkpointing", lambda model, limit: checkpointed(model, None), False),
     "ortmodule": ("ORTModule", unlimited, True),
     "level-1": ("ORTModule, `MEMORY_OPT_LEVEL=1`", layers_again, True),
     "budget": ("ORTModule, `MEMORY_BUDGET`", within_a_budget, True),

@@ -9,7 +9,8 @@ batch, since what padding leaves counts. A step is forward and backward. Memory 
 have taken at once above what they held before the step, counted in each call (tests/engine/counting_malloc.c), so no
 allocator's habits are in it, and neither are weights and an optimizer's states. It is given for a step that makes its
 gradients, and for one that adds to gradients that exist, as in accumulation: activations and workspace, and gradients
-on their way. Seconds are medians; the ratio is the median, with quartiles, of each turn's quotient. Written to
+on their way. Activations and workspace alone are ORTModule's arena in such a step; of PyTorch they are at least what it
+takes less the largest gradient. Seconds are medians; the ratio is the median, with quartiles, of each turn's quotient. Written to
 <out>.json and <out>.md.
 """
 
@@ -119,6 +120,18 @@ class Steps:
         return seconds, most_growth() + _core.memory_most() - before
 
 
+    def largest_gradient(self):
+        return max((p.nbytes for p in self.model.parameters() if p.requires_grad), default=0)
+
+    def arena(self):
+        """Bytes of the last step's activations and workspace; None where PyTorch has run it."""
+        state = getattr(self.model, "_ortmodule", None)
+        if state is None or state.latest is None:
+            return None
+        made = [found.plan for found in state.latest.executables.plans.values() if found.plan.differentiates]
+        return made[-1].arena_bytes
+
+
 def serve():
     """Answers a `Way`, which asks for the row, the way and the type of autocast, then for methods of `Steps`."""
     answers, sys.stdout = sys.stdout.buffer, sys.stderr  # whatever is printed is no answer
@@ -147,6 +160,7 @@ class Way:
         )
         self.seconds, self.bytes, self.failed = [], [], None
         self.adding = 0  # bytes of a step that adds to gradients
+        self.alone = None  # those of its activations and workspace
         self._ask((row, way, autocast))
 
     def _ask(self, question):
@@ -173,13 +187,15 @@ class Way:
             if not self.failed:
                 answer = self._ask(("run", True))
                 self.adding = None if self.failed else answer[1]
+        if self.adding is not None:
+            self.alone = self._ask(("arena",)) or self.adding - self._ask(("largest_gradient",))
         if self.bytes and self.adding is None:
             self.failed = None
 
     def figures(self):
         if self.failed:
             return {"failed": self.failed}
-        return {"seconds": self.seconds, "bytes": {"step": max(self.bytes), "adding": self.adding}}
+        return {"seconds": self.seconds, "bytes": {"step": max(self.bytes), "adding": self.adding, "alone": self.alone}}
 
     def close(self):
         self._process.stdin.close()
@@ -210,12 +226,12 @@ def beside(count, first):
 
 def table(row, found):
     lines = [f"### {EVERY[row].title}", ""]
-    lines.append("| way | a step, MB | adding to gradients | ms | times the first's |")
-    lines.append("| --- | ---: | ---: | ---: | ---: |")
+    lines.append("| way | a step, MB | adding to gradients | activations, workspace | ms | times the first's |")
+    lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
     first = next(iter(found.values()))
     for name, figures in found.items():
         if "failed" in figures:
-            lines.append(f"| {WAYS[name][0]} | {figures['failed']} | | | |")
+            lines.append(f"| {WAYS[name][0]} | {figures['failed']} | | | | |")
             continue
         memory = [beside(n, first.get("bytes", {}).get(what)) for what, n in figures["bytes"].items()]
         ratio = "–"
