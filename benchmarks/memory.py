@@ -10,8 +10,8 @@ have taken at once above what they held before the step, counted in each call (t
 allocator's habits are in it, and neither are weights and an optimizer's states. It is given for a step that makes its
 gradients, and for one that adds to gradients that exist, as in accumulation: activations and workspace, and gradients
 on their way. Activations and workspace alone are ORTModule's arena in such a step; of PyTorch they are at least what it
-takes less the largest gradient. Seconds are medians; the ratio is the median, with quartiles, of each turn's quotient. Written to
-<out>.json and <out>.md.
+takes less the largest gradient. Seconds are medians; the ratio is the median, with quartiles, of each turn's quotient.
+Written to <out>.json and <out>.md.
 """
 
 import argparse
@@ -118,7 +118,6 @@ class Steps:
         loss.backward()
         seconds = time.perf_counter() - start
         return seconds, most_growth() + _core.memory_most() - before
-
 
     def largest_gradient(self):
         return max((p.nbytes for p in self.model.parameters() if p.requires_grad), default=0)
