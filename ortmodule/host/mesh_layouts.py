@@ -1,4 +1,4 @@
-"""How DTensors and their gradients lie on a mesh of processes, and nodes that move them.
+"""Knows how DTensors and their gradients lie on a mesh of processes, and has the nodes that move them.
 
 How a gradient lies follows from what uses its tensor, by PyTorch's rules: of what is split, the gradient is split
 alike; of what has to be added up it is whole; of what every rank has it is a part of a sum where ranks have computed
