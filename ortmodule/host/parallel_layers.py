@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ortmodule.core.dtensor_results import PART_OF
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.interception import Replacement, original, replaced
 from ortmodule.core.torch_private import get_tracing_state, tree_map_only
@@ -116,6 +117,7 @@ class LocalTensors:
             blank = torch.empty(part.shape, dtype=part.dtype, device=part.device)
             shell = mesh_types().DTensor.from_local(blank, layout.mesh, layout.placements, run_check=False)
         self._known(shell, Given(part, layout))
+        setattr(shell, PART_OF, functools.partial(self.result, shell))
         return shell
 
     # --- what is asked of a DTensor -----------------------------------------------------------------------------------
@@ -177,8 +179,7 @@ class LocalTensors:
         if target.placements == before.placements:
             return tensor
         if any(p.is_shard() and p != q for p, q in zip(before.placements, target.placements, strict=True)):
-            if any(self._is_uneven(*each) for each in before.unsure):
-                raise self._refuse("a DTensor has parts that are not as large as others")
+            self._check_even(before)
         else:
             target.unsure = list(before.unsure)
         for i, (p, q) in enumerate(zip(before.placements, target.placements, strict=True)):
@@ -188,6 +189,10 @@ class LocalTensors:
         number, place = self._node("collective", "redistribute", functools.partial(send, target), (part,), {})
         part = self._node("collective", WAIT, wait_for, (number, place), {})[0]
         return self._shell(part, target)
+
+    def _check_even(self, layout: MeshLayout) -> None:
+        if any(self._is_uneven(*each) for each in layout.unsure):
+            raise self._refuse("a DTensor has parts that are not as large as others")
 
     def _is_uneven(self, tensor: torch.Tensor, dim: int, ranks: int) -> bool:
         """A decision that a graph rests on."""
@@ -199,6 +204,11 @@ class LocalTensors:
         if given.part.requires_grad and torch.is_grad_enabled():
             given.layout.arriving.add(tuple(grad_placements or given.layout.default()))
         return given.part
+
+    def result(self, tensor: Any) -> torch.Tensor:
+        """This rank's part of a DTensor that forward returns. Raises NotTraceable where others may not be as large."""
+        self._check_even(self._asked_of(tensor, "its part").layout)
+        return self.to_local(tensor)
 
     def full_tensor(self, tensor: Any, *, grad_placements: Any = None) -> torch.Tensor:
         whole = [mesh_types().Replicate()] * self._asked_of(tensor, "full_tensor").layout.mesh.ndim
