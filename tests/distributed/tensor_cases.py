@@ -13,10 +13,12 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 
-from ortmodule import ORTModule
+from ortmodule import ORTModule, explain
 from tests.distributed import collective_cases
 from tests.distributed.nets import WIDTH, WORDS, Net, batch, both, net, whole
 
@@ -298,6 +300,82 @@ def left_to_pytorch(rank, folder):
         torch.testing.assert_close(train(model), expected, **CLOSE)
     text = "forward calls softmax of a DTensor: for which there is no rule"
     assert rank or any(text in str(each.message) for each in told), [str(each.message) for each in told]
+    return "same"
+
+
+class Logits(Net):
+    """Without its loss."""
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class WithLoss(Logits):
+    def forward(self, ids, labels):
+        return nn.functional.cross_entropy(super().forward(ids).flatten(0, 1), labels.flatten())
+
+
+def _split_logits(mesh, cls):
+    model = net(cls)
+    model.head = nn.Linear(WIDTH, 2 * WORDS)
+    for layer in model.layers:
+        parallelize_module(layer, mesh, {name: style() for name, style in (COLUMNS | ROWS).items()})
+    style = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+    return parallelize_module(model, mesh, {"head": style})
+
+
+def _train_in_parallel(model, inside):
+    """A loss of logits that are split by words, and its backward, without gathering them."""
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(4):
+        before, (ids, labels) = _count(), batch(step, 0)
+        labels[0, :2] = -100
+        with loss_parallel():
+            if inside:
+                loss = model(ids, labels)
+            else:
+                logits = model(ids)
+                seen += parts([logits])
+                loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            loss.backward()
+        assert type(loss) is DTensor
+        seen += [_count() - before, *parts([loss, *(p.grad for p in model.parameters())])]
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        seen += [] if inside else parts([model(ids)])
+    return seen + parts(model.parameters())
+
+
+def parallel_loss(rank, folder):
+    """`loss_parallel`: a module that returns logits as a DTensor is a graph; PyTorch runs one that has the loss."""
+    mesh = init_device_mesh("cpu", (2,))
+    report = both(lambda: _split_logits(mesh, Logits), lambda model: _train_in_parallel(model, False), **CLOSE)
+    _in_engine(report, NODES - {"from_local"})  # the latest graph has no gradients
+    text = "PyTorch runs this module"
+    report = both(lambda: _split_logits(mesh, WithLoss), lambda model: _train_in_parallel(model, True), text, **CLOSE)
+    assert not report.captured, report
+    return "same"
+
+
+def data_parallel(rank, folder):
+    """DistributedDataParallel over one dimension of a mesh, products over the other. PyTorch runs these: it makes DTensors
+    of their weights in each call."""
+    for shape in ((1, 2), (2, 1)) if distributed.get_world_size() == 2 else ((2, 2),):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+        row, found = mesh["data"].get_local_rank(), []
+        for wrap in (False, True):
+            inner = ORTModule(parallel(mesh["tensor"])) if wrap else parallel(mesh["tensor"])
+            model = DistributedDataParallel(inner, device_mesh=mesh["data"])
+            # (The order of its collectives and the layers' may be another one.)
+            found.append([x for x in _train(row, model, same=False) if isinstance(x, torch.Tensor)])
+        torch.testing.assert_close(found[1], found[0], **CLOSE)
+        report = explain(inner)
+        assert report.captured and not report.pytorch_calls, report
+        assert {name.rpartition(".")[2] for name in report.breaks} == {*COLUMNS, *ROWS}, report
     return "same"
 
 
