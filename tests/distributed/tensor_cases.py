@@ -362,8 +362,8 @@ def parallel_loss(rank, folder):
 
 
 def data_parallel(rank, folder):
-    """DistributedDataParallel over one dimension of a mesh, products over the other. PyTorch runs these: it makes DTensors
-    of their weights in each call."""
+    """DistributedDataParallel over one dimension of a mesh, products over the other. PyTorch runs these: in
+    each call it makes DTensors of their weights."""
     for shape in ((1, 2), (2, 1)) if distributed.get_world_size() == 2 else ((2, 2),):
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
         row, found = mesh["data"].get_local_rank(), []
