@@ -140,7 +140,7 @@ def _trace(
         flat.sets,
         flat.settled,
         flat.recorder.attributes,
-        flat.chance.reads | flat.attributes.others | read_by_arguments(arguments.classes()),
+        flat.chance.reads | flat.attributes.others | flat.mode.settings() | read_by_arguments(arguments.classes()),
         flat.recorder.fields,
         sizes,
         data,

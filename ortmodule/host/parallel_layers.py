@@ -21,6 +21,7 @@ from ortmodule.core.interception import Replacement, original, replaced
 from ortmodule.core.torch_private import get_tracing_state, tree_map_only
 from ortmodule.guards.local_parameters import LocalParameters
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.process_state import of_setting
 from ortmodule.guards.sharded import refuse_parts
 from ortmodule.host.collectives import WAIT, Node, wait_for
 from ortmodule.host.mesh_layouts import MeshLayout, Placements, enter, mesh_types, send
@@ -40,6 +41,8 @@ class LocalTensors:
         self._tree, self._node, self._function = tree, node, function
         self._shells: dict[int, tuple[Any, Given]] = {}
         self._layouts: list[MeshLayout] = []
+        #: Those that the trace rests on, and where they are asked for.
+        self.settings: dict[tuple[int, str], tuple[Any, str]] = {}
         local = [slot for slot in tree.parameters if isinstance(slot.holder, LocalParameters)]
         self._parameters = {id(slot.leaf): slot for slot in local}
 
@@ -80,7 +83,7 @@ class LocalTensors:
             if rule is None:
                 raise Refused("for which there is no rule")
             args, kwargs = tree_map_only(torch.Tensor, self._given, (args, kwargs))
-            on_parts, placements, used = rule(self.run, *args, **kwargs)
+            on_parts, placements, used = rule(self, *args, **kwargs)
         except (Refused, TypeError) as error:
             raise self._refuse(f"forward calls {name} of a DTensor: {error}") from None
         given = [each for each in (*args, *kwargs.values()) if isinstance(each, Given)]
@@ -186,9 +189,21 @@ class LocalTensors:
             if q.is_shard() and p != q:
                 target.unsure.append((part, q.dim, before.mesh.size(i)))
         target.moved, target.needs = before, part.requires_grad
+        return self._shell(self._moved(part, target), target)
+
+    def _moved(self, part: torch.Tensor, target: MeshLayout) -> Any:
         number, place = self._node("collective", "redistribute", functools.partial(send, target), (part,), {})
-        part = self._node("collective", WAIT, wait_for, (number, place), {})[0]
-        return self._shell(part, target)
+        return self._node("collective", WAIT, wait_for, (number, place), {})[0]
+
+    def reduced(self, part: torch.Tensor, mesh: Any, how: str) -> Any:
+        target = MeshLayout(mesh, (mesh_types().Replicate(),))
+        target.moved = MeshLayout(mesh, (mesh_types().Partial(how),))
+        return self._moved(part, target)
+
+    def asks(self, setting: Callable[[], bool]) -> bool:
+        known = of_setting(setting)
+        self.settings[id(known), "value"] = known, "a function of a DTensor"
+        return bool(known.value)
 
     def _check_even(self, layout: MeshLayout) -> None:
         if any(self._is_uneven(*each) for each in layout.unsure):

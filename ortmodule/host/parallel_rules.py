@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from ortmodule.core.torch_private import loss_is_parallel
 from ortmodule.host.mesh_layouts import MeshLayout, Placements, mesh_types
 from ortmodule.host.opaque_regions import eagerly
 
@@ -22,8 +23,22 @@ class Given:
         self.part, self.layout = part, layout
 
 
-#: Of a function's arguments, with :class:`Given` in place of DTensors: what runs on parts (None: the function itself),
-#: the placements of its result, and how the DTensors lie where they are used, in their order among the arguments.
+class Trace(Protocol):
+    """What rules need of a trace."""
+
+    def run(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls a function of torch as a part of the trace."""
+
+    def reduced(self, part: torch.Tensor, mesh: Any, how: str) -> torch.Tensor:
+        """The "sum" or "max" of what the ranks of a mesh of one dimension have; each has gradients of its part."""
+
+    def asks(self, setting: Callable[[], bool]) -> bool:
+        """What a setting of the process is: a graph holds as long as it is the same."""
+
+
+#: Of a trace and a function's arguments, with :class:`Given` in place of DTensors: what runs on parts (None: the
+#: function itself), the placements of its result, and how the DTensors lie where they are used, in their order among
+#: the arguments.
 Rule = Callable[..., tuple[Any, Placements, list[Placements]]]
 
 
@@ -42,7 +57,7 @@ def _check(condition: bool) -> None:
         raise Refused("its operands lie on the mesh in a way that PyTorch would change first")
 
 
-def _linear(run: Callable, x: Any, weight: Any, bias: Any = None) -> tuple:
+def _linear(trace: Trace, x: Any, weight: Any, bias: Any = None) -> tuple:
     _check(isinstance(x, Given) and isinstance(weight, Given) and (bias is None or isinstance(bias, Given)))
     types, mesh, last = mesh_types(), x.layout.mesh, x.part.dim() - 1
     made, of_bias, ranks = [], [], 1
@@ -64,16 +79,16 @@ def _linear(run: Callable, x: Any, weight: Any, bias: Any = None) -> tuple:
 
     def on_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if bias is not None and ranks > 1:  # its gradient is whole
-            stopped = run(torch.Tensor.detach, bias)
-            same = run(torch.Tensor.sub, bias, stopped)
-            bias = run(torch.Tensor.add, run(torch.Tensor.div, stopped, ranks), same)
-        return run(torch.nn.functional.linear, x, weight, bias)
+            stopped = trace.run(torch.Tensor.detach, bias)
+            same = trace.run(torch.Tensor.sub, bias, stopped)
+            bias = trace.run(torch.Tensor.add, trace.run(torch.Tensor.div, stopped, ranks), same)
+        return trace.run(torch.nn.functional.linear, x, weight, bias)
 
     return on_parts, tuple(made), used
 
 
 def _embedding(
-    run: Callable, ids: Any, weight: Any, padding_idx: int | None = None, max_norm: Any = None, norm_type: float = 2.0,
+    trace: Trace, ids: Any, weight: Any, padding_idx: int | None = None, max_norm: Any = None, norm_type: float = 2.0,
     scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> tuple:  # fmt: skip
     _check(isinstance(ids, Given) and isinstance(weight, Given))
@@ -88,7 +103,7 @@ def _embedding(
 
 
 def _norm(
-    run: Callable, x: Any, sizes: Sequence[int], weight: Any = None, bias: Any = None, *rest: Any, **named: Any
+    trace: Trace, x: Any, sizes: Sequence[int], weight: Any = None, bias: Any = None, *rest: Any, **named: Any
 ) -> tuple:
     bias = bias if isinstance(bias, Given) else None
     _check(isinstance(x, Given) and _is_whole(weight) and _is_whole(bias))
@@ -98,14 +113,14 @@ def _norm(
     return None, x.layout.placements, used
 
 
-def _dropout(run: Callable, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> tuple:
+def _dropout(trace: Trace, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> tuple:
     _check(isinstance(x, Given) and not inplace)
     if training and p and not all(p.is_shard() for p in x.layout.placements):
         raise Refused("it is a dropout of what all ranks have, whose masks would not be the same")
     return None, x.layout.placements, [x.layout.placements]
 
 
-def _pointwise(run: Callable, *args: Any, **named: Any) -> tuple:
+def _pointwise(trace: Trace, *args: Any, **named: Any) -> tuple:
     """Operands of the same rank, or smaller ones that all ranks have; what is added up later has no rule."""
     given = [a for a in (*args, *named.values()) if isinstance(a, Given)]
     rank = max(g.part.dim() for g in given)
@@ -122,14 +137,61 @@ def _pointwise(run: Callable, *args: Any, **named: Any) -> tuple:
     return None, tuple(made), [g.layout.placements for g in given]
 
 
-def _mean(run: Callable, x: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> tuple:
+def _mean(trace: Trace, x: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> tuple:
     _check(isinstance(x, Given) and keepdim and dim is not None)
     dims = {d % x.part.dim() for d in (dim if isinstance(dim, (tuple, list)) else (dim,))}
     _check(all(p.is_replicate() or (p.is_shard() and p.dim not in dims) for p in x.layout.placements))
     return None, x.layout.placements, [x.layout.placements]
 
 
+def _flatten(trace: Trace, x: Any, start_dim: int = 0, end_dim: int = -1) -> tuple:
+    """What is split stays as it is, or is the first of the dimensions that become one."""
+    _check(isinstance(x, Given) and x.part.dim() > 0)
+    first, last = (dim % x.part.dim() for dim in (start_dim, end_dim))
+    made = []
+    for p in x.layout.placements:
+        _check(not p.is_partial() and not (p.is_shard() and first < p.dim <= last))
+        made.append(mesh_types().Shard(p.dim - (last - first)) if p.is_shard() and p.dim > last else p)
+    return None, tuple(made), [x.layout.placements]
+
+
+def _cross_entropy(
+    trace: Trace, x: Any, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = -100,
+    reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> tuple:  # fmt: skip
+    """Of logits that are split by classes, inside of `loss_parallel`: ranks exchange a maximum and two sums a row."""
+    _check(isinstance(x, Given) and trace.asks(loss_is_parallel))
+    types, mesh, dim = mesh_types(), x.layout.mesh, min(1, x.part.dim() - 1)
+    _check(x.layout.placements == (types.Shard(dim),) and x.part.dtype in (torch.float32, torch.float64))
+    _check(_is_whole(target) or type(target) is torch.Tensor)
+    if weight is not None or size_average is not None or reduce is not None or label_smoothing:
+        raise Refused("it is a cross entropy with weights, smoothed labels or settings of old")
+    first = mesh.get_local_rank() * _sizes_now(x.part)[dim]
+
+    def on_parts(x: torch.Tensor, target: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        run, tensor = trace.run, torch.Tensor
+        largest = run(torch.amax, run(tensor.detach, x), dim, keepdim=True)
+        shifted = run(tensor.sub, x, trace.reduced(largest, mesh, "max"))
+        total = run(tensor.log, trace.reduced(run(tensor.sum, run(tensor.exp, shifted), dim), mesh, "sum"))
+        stopped = run(tensor.detach, total)  # or its gradient would be a part of a sum over ranks
+        counts, place = run(tensor.ne, target, ignore_index), run(tensor.sub, target, first)
+        inside = run(tensor.lt, place, run(tensor.size, x, dim))
+        mine = run(torch.logical_and, run(torch.logical_and, run(tensor.ge, place, 0), inside), counts)
+        index = run(tensor.unsqueeze, run(torch.where, mine, place, 0), dim)
+        found = run(tensor.sub, run(tensor.squeeze, run(tensor.gather, shifted, dim, index), dim), stopped)
+        found = trace.reduced(run(torch.where, mine, found, 0.0), mesh, "sum")
+        each = run(torch.where, counts, run(tensor.sub, run(tensor.sub, total, stopped), found), 0.0)
+        if reduction == "none":
+            return each
+        summed = run(tensor.sum, each)
+        return run(tensor.div, summed, run(tensor.sum, counts)) if reduction == "mean" else summed
+
+    used = [x.layout.placements, *([target.layout.placements] if isinstance(target, Given) else [])]
+    return on_parts, (types.Replicate(),), used
+
+
 RULES: dict[str, Rule] = {
+    "flatten": _flatten, "cross_entropy": _cross_entropy,
     "linear": _linear, "embedding": _embedding, "layer_norm": _norm, "rms_norm": _norm, "dropout": _dropout,
     "mean": _mean,
     **dict.fromkeys(

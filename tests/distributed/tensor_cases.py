@@ -314,12 +314,17 @@ class Logits(Net):
 
 
 class WithLoss(Logits):
+    def __init__(self, reduction):
+        super().__init__()
+        self.reduction = reduction
+
     def forward(self, ids, labels):
-        return nn.functional.cross_entropy(super().forward(ids).flatten(0, 1), labels.flatten())
+        logits = super().forward(ids).flatten(0, 1)
+        return nn.functional.cross_entropy(logits, labels.flatten(), reduction=self.reduction)
 
 
-def _split_logits(mesh, cls):
-    model = net(cls)
+def _split_logits(mesh, cls, *args):
+    model = net(cls, *args)
     model.head = nn.Linear(WIDTH, 2 * WORDS)
     for layer in model.layers:
         parallelize_module(layer, mesh, {name: style() for name, style in (COLUMNS | ROWS).items()})
@@ -335,7 +340,7 @@ def _train_in_parallel(model, inside):
         labels[0, :2] = -100
         with loss_parallel():
             if inside:
-                loss = model(ids, labels)
+                loss = model(ids, labels).sum()
             else:
                 logits = model(ids)
                 seen += parts([logits])
@@ -351,13 +356,27 @@ def _train_in_parallel(model, inside):
 
 
 def parallel_loss(rank, folder):
-    """`loss_parallel`: a module that returns logits as a DTensor is a graph; PyTorch runs one that has the loss."""
+    """`loss_parallel` around a module that returns logits as a DTensor, and one that returns their loss."""
     mesh = init_device_mesh("cpu", (2,))
     report = both(lambda: _split_logits(mesh, Logits), lambda model: _train_in_parallel(model, False), **CLOSE)
     _in_engine(report, NODES - {"from_local"})  # the latest graph has no gradients
-    text = "PyTorch runs this module"
-    report = both(lambda: _split_logits(mesh, WithLoss), lambda model: _train_in_parallel(model, True), text, **CLOSE)
-    assert not report.captured, report
+    for reduction in ("mean", "sum", "none"):
+
+        def train(model):
+            found = _train_in_parallel(model, True)
+            captured = explain(model) if isinstance(model, ORTModule) else None
+            try:  # outside of it PyTorch refuses labels that are no DTensor
+                model(*batch(0, 0))
+            except RuntimeError as error:
+                assert "mixed torch.Tensor and DTensor" in str(error), error
+            else:
+                raise AssertionError("there is no error")
+            if captured is not None:
+                _in_engine(captured)
+            return found
+
+        text = "forward calls cross_entropy of a DTensor: its operands lie on the mesh"
+        both(lambda how=reduction: _split_logits(mesh, WithLoss, how), train, text, **CLOSE)
     return "same"
 
 
