@@ -30,7 +30,6 @@ from ortmodule.core.tolerance import TOLERANCE, is_rounding, rounded
 from ortmodule.core.torch_private import TorchDispatchMode, unvalidated
 from ortmodule.engine.session import Session
 from ortmodule.guards.collectives import alone
-from ortmodule.guards.local_parameters import of_part
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.opaque_regions import changed_by_breaks
@@ -74,9 +73,7 @@ def _difference(
 
         with tree.isolated(), tree.unhooked(), around.around():
             if change is not None or filled:
-                tree.replace_parameters(
-                    lambda p: of_part(given, p) if hasattr(p, "to_local") else given(filled.get(_key(p), p))
-                )
+                tree.replace_parameters(lambda p: given(filled.get(_key(p), p)))
             given_inputs = [given(t.detach()).clone().requires_grad_(t.requires_grad) for t in inputs]
             given_inputs = [with_attributes(copy, t) for copy, t in zip(given_inputs, capture.sample, strict=True)]
             generators.put_back()

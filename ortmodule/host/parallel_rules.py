@@ -23,7 +23,7 @@ class Given:
         self.part, self.layout = part, layout
 
 
-class Trace(Protocol):
+class PartsTrace(Protocol):
     """What rules need of a trace."""
 
     def run(self, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ def _check(condition: bool) -> None:
         raise Refused("its operands lie on the mesh in a way that PyTorch would change first")
 
 
-def _linear(trace: Trace, x: Any, weight: Any, bias: Any = None) -> tuple:
+def _linear(trace: PartsTrace, x: Any, weight: Any, bias: Any = None) -> tuple:
     _check(isinstance(x, Given) and isinstance(weight, Given) and (bias is None or isinstance(bias, Given)))
     types, mesh, last = mesh_types(), x.layout.mesh, x.part.dim() - 1
     made, of_bias, ranks = [], [], 1
@@ -88,8 +88,8 @@ def _linear(trace: Trace, x: Any, weight: Any, bias: Any = None) -> tuple:
 
 
 def _embedding(
-    trace: Trace, ids: Any, weight: Any, padding_idx: int | None = None, max_norm: Any = None, norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False, sparse: bool = False,
+    trace: PartsTrace, ids: Any, weight: Any, padding_idx: int | None = None, max_norm: Any = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> tuple:  # fmt: skip
     _check(isinstance(ids, Given) and isinstance(weight, Given))
     if max_norm is not None or scale_grad_by_freq or sparse:
@@ -103,7 +103,7 @@ def _embedding(
 
 
 def _norm(
-    trace: Trace, x: Any, sizes: Sequence[int], weight: Any = None, bias: Any = None, *rest: Any, **named: Any
+    trace: PartsTrace, x: Any, sizes: Sequence[int], weight: Any = None, bias: Any = None, *rest: Any, **named: Any
 ) -> tuple:
     bias = bias if isinstance(bias, Given) else None
     _check(isinstance(x, Given) and _is_whole(weight) and _is_whole(bias))
@@ -113,14 +113,14 @@ def _norm(
     return None, x.layout.placements, used
 
 
-def _dropout(trace: Trace, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> tuple:
+def _dropout(trace: PartsTrace, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> tuple:
     _check(isinstance(x, Given) and not inplace)
     if training and p and not all(p.is_shard() for p in x.layout.placements):
         raise Refused("it is a dropout of what all ranks have, whose masks would not be the same")
     return None, x.layout.placements, [x.layout.placements]
 
 
-def _pointwise(trace: Trace, *args: Any, **named: Any) -> tuple:
+def _pointwise(trace: PartsTrace, *args: Any, **named: Any) -> tuple:
     """Operands of the same rank, or smaller ones that all ranks have; what is added up later has no rule."""
     given = [a for a in (*args, *named.values()) if isinstance(a, Given)]
     rank = max(g.part.dim() for g in given)
@@ -137,14 +137,14 @@ def _pointwise(trace: Trace, *args: Any, **named: Any) -> tuple:
     return None, tuple(made), [g.layout.placements for g in given]
 
 
-def _mean(trace: Trace, x: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> tuple:
+def _mean(trace: PartsTrace, x: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> tuple:
     _check(isinstance(x, Given) and keepdim and dim is not None)
     dims = {d % x.part.dim() for d in (dim if isinstance(dim, (tuple, list)) else (dim,))}
     _check(all(p.is_replicate() or (p.is_shard() and p.dim not in dims) for p in x.layout.placements))
     return None, x.layout.placements, [x.layout.placements]
 
 
-def _flatten(trace: Trace, x: Any, start_dim: int = 0, end_dim: int = -1) -> tuple:
+def _flatten(trace: PartsTrace, x: Any, start_dim: int = 0, end_dim: int = -1) -> tuple:
     """What is split stays as it is, or is the first of the dimensions that become one."""
     _check(isinstance(x, Given) and x.part.dim() > 0)
     first, last = (dim % x.part.dim() for dim in (start_dim, end_dim))
@@ -156,7 +156,7 @@ def _flatten(trace: Trace, x: Any, start_dim: int = 0, end_dim: int = -1) -> tup
 
 
 def _cross_entropy(
-    trace: Trace, x: Any, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = -100,
+    trace: PartsTrace, x: Any, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = -100,
     reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> tuple:  # fmt: skip
     """Of logits that are split by classes, inside of `loss_parallel`: ranks exchange a maximum and two sums a row."""

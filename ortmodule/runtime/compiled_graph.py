@@ -144,7 +144,7 @@ class CompiledGraph:
         tuning: Tuning | None = None,
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
-        self.modes = ModuleModes(tree)
+        self.modes, self.keeps_memory = ModuleModes(tree), config.keep_memory
         self.variant = Variant("", "", 0)  # the calls that it is for
         self.missed, self.origin = 0, self  # runs that did not hold; the one that stands among the graphs of its key
         self.lengths: OtherLengths | None = None
@@ -176,7 +176,6 @@ class CompiledGraph:
         self._states = {s.key: tree.slots[s.key] for s in sources if s.kind == "state"}
         one = trace.result == _ONE_TENSOR and trace.sources[0].kind == "graph" and not self.views
         self._only_output = trace.sources[0].key if one else None
-        self.keeps_memory = config.keep_memory
         self._hand_over, self._early_use = config.enable_mem_efficient_grad_mgmt, EarlyUse(tensors, self.leaves)
         self._varying = varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
         self.executables = Executables(
