@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from ortmodule import ORTModule, explain
+from ortmodule.guards.module_tree import Tree
 from tests.distributed import collective_cases
 from tests.distributed.nets import WIDTH, WORDS, Net, batch, both, net, whole
 
@@ -72,6 +73,13 @@ def _in_engine(report, nodes=NODES):
 def columns_and_rows(rank, folder):
     """Losses, gradients and parameters; what the layers communicate is in the graph."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))
+    model = parallel(mesh)
+    tree, before = Tree(model), parts(model.parameters())
+    with tree.isolated():  # a check of rounding gives each rank's part other values
+        tree.replace_parameters(lambda part: part + 1)
+        found = parts(model.parameters())
+    for p, q in zip(found, before, strict=True):
+        assert p == q if isinstance(p, int) else torch.equal(p, q + 1)
     return _in_engine(both(lambda: parallel(mesh), functools.partial(_train, rank, same=True), **CLOSE))
 
 
