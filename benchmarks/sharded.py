@@ -9,8 +9,6 @@ of the weights that are computed with there.
 """
 
 import argparse
-import json
-import os
 import sys
 from pathlib import Path
 
@@ -87,16 +85,12 @@ def measured(wrapper, rank, args):
     return {f"{wrapper} + ORTModule" if ours else wrapper: row for ours, row in found.items()}
 
 
-def worker(args):
-    """One process; the first prints what it measured as a line of JSON."""
-    torch.set_num_threads(args.threads)
-    distributed.init_process_group("gloo")
-    rank, rows = distributed.get_rank(), {}
+def rows_of(rank, args):
+    """{wrapper, with the engine or without: what this process measured}."""
+    rows = {}
     for wrapper in args.wrappers:
         rows |= measured(wrapper, rank, args)
-    if rank == 0:
-        print(json.dumps({"rank": rank, "rows": rows}), flush=True)
-    os._exit(0)  # gloo's threads may outlive their group
+    return {"rows": rows}
 
 
 def main(given=None):
@@ -106,14 +100,11 @@ def main(given=None):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--wrappers", nargs="+", choices=WRAPPERS, default=WRAPPERS)
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1, help="of each process")
-    parser.add_argument("--limit", type=float, default=3600, help="seconds")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    processes.add_arguments(parser)
     parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
     args = parser.parse_args(given)
     if args.worker:
-        return worker(args)
+        processes.work(args, lambda rank: rows_of(rank, args))
     rows = processes.rows("benchmarks.sharded", ["--worker", *given], args.processes, args.limit)[0]["rows"]
     lines = ["| | step, ms | speed | in the engine, % | last loss |", "| --- | ---: | ---: | ---: | ---: |"]
     for name, row in rows.items():

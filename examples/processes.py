@@ -1,5 +1,15 @@
-"""Starts a module of the examples on several processes, with `torchrun`, and reads what they print."""
+"""Starts a module on several processes, with `torchrun`, and reads what they print.
 
+A module that measures something on each of them is its own worker::
+
+    processes.add_arguments(parser)
+    args = parser.parse_args(given)
+    if args.worker:
+        processes.work(args, lambda rank: {"loss": ...})  # ends the process
+    found = processes.rows("examples.mine.train", given, args.processes, args.limit)
+"""
+
+import argparse
 import contextlib
 import json
 import os
@@ -7,6 +17,26 @@ import re
 import signal
 import subprocess
 import sys
+
+import torch
+from torch import distributed
+
+
+def add_arguments(parser, seconds=3600):
+    """``seconds``: that the processes may take."""
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--limit", type=float, default=seconds, help="seconds for the processes")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+
+
+def work(args, measure):
+    """One of the processes: prints what ``measure(rank)`` returns, a dictionary, as :func:`rows` reads it, and ends."""
+    torch.set_num_threads(args.threads)
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
+    print(json.dumps({"rank": rank, **measure(rank)}), flush=True)
+    os._exit(0)  # gloo's threads may outlive their group
 
 
 def run(module, given, processes, limit, options=(), **environment):

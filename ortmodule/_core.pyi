@@ -343,6 +343,9 @@ def memory() -> _Memory:
 def memory_most() -> int:
     """Bytes of large blocks, the most in use at one time since this was asked last."""
 
+def memory_trim() -> None:
+    """Large blocks that are kept for the next use go back to the system."""
+
 def memory_limits() -> dict[str, int]:
     """Bytes that this process may use at all ("most"), and besides what is in use now ("room")."""
 

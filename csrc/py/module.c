@@ -81,6 +81,12 @@ static PyObject *core_memory_most(PyObject *module, PyObject *unused) {
     return PyLong_FromSize_t(memory_most());
 }
 
+static PyObject *core_memory_trim(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    memory_trim();
+    return Py_NewRef(Py_None);
+}
+
 static PyObject *core_memory_limits(PyObject *module, PyObject *unused) {
     const memory_limits l = memory_limits_now();
 
@@ -257,6 +263,8 @@ static PyMethodDef methods[] = {
      PyDoc_STR("memory() -> bytes of large blocks: in use, kept for the next use, most in use at one time")},
     {"memory_most", core_memory_most, METH_NOARGS,
      PyDoc_STR("memory_most() -> bytes of large blocks, the most in use at one time since this was asked last")},
+    {"memory_trim", core_memory_trim, METH_NOARGS,
+     PyDoc_STR("memory_trim(): large blocks that are kept for the next use go back to the system")},
     {"memory_limits", core_memory_limits, METH_NOARGS,
      PyDoc_STR("memory_limits() -> bytes that this process may use at all, and besides what is in use now")},
     {"fail_memory", core_fail_memory, METH_O,

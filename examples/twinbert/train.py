@@ -10,8 +10,6 @@ gradients, the states of the optimizer). Without --text the King James Bible is 
 """
 
 import argparse
-import json
-import os
 import random
 import sys
 import time
@@ -24,7 +22,7 @@ from transformers import BertConfig, BertModel
 
 from examples import processes
 from examples.pretrain_gpt.data import read_text
-from ortmodule import ORTModule, explain
+from ortmodule import Config, ORTModule, explain
 from ortmodule.optim import AdamWMode, FP16_Optimizer, FusedAdam
 
 SETTINGS = ("pytorch", "ortmodule", "deepspeed", "deepspeed-ortmodule")
@@ -126,11 +124,8 @@ def deepspeed(model, args):
     return engine, step
 
 
-def train(args):
-    """One process of one setting; prints what it measured as a line of JSON."""
-    torch.set_num_threads(args.threads)
-    torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
+def train(rank, args):
+    """What one process of one setting measured."""
     rows = rows_of(args.text.read_text() if args.text else read_text(), args.length)
     torch.manual_seed(0)
     config = BertConfig(
@@ -139,7 +134,7 @@ def train(args):
     )  # fmt: skip
     model = TwinBert(config).train()
     if args.setting.endswith("ortmodule"):
-        model = ORTModule(model)
+        model = ORTModule(model, config=Config(keep_memory=args.keep_memory))
     module, step = (deepspeed if args.setting.startswith("deepspeed") else data_parallel)(model, args)
     generator, losses, seconds, before = random.Random(rank), [], [], memory("VmRSS")
     for _ in range(args.steps):
@@ -150,13 +145,10 @@ def train(args):
         seconds.append(time.perf_counter() - start)
         losses.append(loss.item())
     report = explain(model) if isinstance(model, ORTModule) else None
-    found = {
-        "rank": rank, "setting": args.setting, "losses": losses,
-        "first": seconds[0], "step": median(seconds[1:] or seconds),
+    return {
+        "losses": losses, "first": seconds[0], "step": median(seconds[1:] or seconds),
         "bytes": memory("VmHWM") - before, "fallback": report.fallback if report is not None else None,
     }  # fmt: skip
-    print(json.dumps(found), flush=True)
-    os._exit(0)  # gloo's threads may outlive their group
 
 
 def main(given=None):
@@ -164,8 +156,7 @@ def main(given=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS)
     parser.add_argument("--setting", choices=SETTINGS, help=argparse.SUPPRESS)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    processes.add_arguments(parser)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=16, help="of each process")
@@ -175,14 +166,17 @@ def main(given=None):
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--stage", type=int, choices=range(3), default=1, help="of ZeRO")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="with DeepSpeed")
-    parser.add_argument("--limit", type=int, default=3600, help="seconds for a setting")
+    parser.add_argument(
+        "--keep-memory", action="store_true",
+        help="with ORTModule, that of a step for the next one: steps are shorter, the optimizer's adds up with it",
+    )  # fmt: skip
     args = parser.parse_args(given)
-    if args.setting:
-        return train(args)
+    if args.worker:
+        processes.work(args, lambda rank: train(rank, args))
     print(f"| setting | step, s | first step, s | memory, MB | last loss |\n| --- | {'---: | ' * 4}".rstrip())
     every = {}
     for setting in args.settings:
-        own = ["--setting", setting, *given]
+        own = ["--worker", "--setting", setting, *given]
         found = processes.rows("examples.twinbert.train", own, args.processes, args.limit, DS_ACCELERATOR="cpu")
         every[setting] = found
         loss = sum(each["losses"][-1] for each in found) / len(found)

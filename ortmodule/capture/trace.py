@@ -42,6 +42,7 @@ from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
 from ortmodule.core.garbage import no_collections
 from ortmodule.core.interception import replaced
 from ortmodule.core.names import CHANGES_PARAMETER, STATE
+from ortmodule.core.pytree_tokens import SPLIT
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items, TensorMemory
 from ortmodule.core.torch_private import (
@@ -139,7 +140,7 @@ def _trace(
         flat.sets,
         flat.settled,
         flat.recorder.attributes,
-        flat.chance.reads | flat.attributes.others | read_by_arguments(arguments.classes()),
+        flat.chance.reads | flat.attributes.others | flat.mode.settings() | read_by_arguments(arguments.classes()),
         flat.recorder.fields,
         sizes,
         data,
@@ -464,16 +465,17 @@ class _Flat(nn.Module):
         assert self.effects is not None
         self.filled, held = len(result) == 3, self.effects.held
         leaves, self.result, self.own = pytree.flatten_filled(result, held)
-        if self.filled and pytree.flatten_filled(result[0], held)[1].objects:
+        inside = pytree.flatten_filled(result[0], held)[1] if self.filled else None
+        if inside is not None and inside.objects:
             raise NotTraceable("forward puts an object without tensors into an argument")
+        if any(hasattr(type(value), "to_local") for value in result[-1]) or (inside and SPLIT in inside.tokens):
+            raise NotTraceable("forward keeps a DTensor, which a graph does not make")
         known = {id(t): Source("input", i) for i, t in enumerate(tensors)}
         known |= {id(t): Source("state", slot.name) for slot, t in zip(self.tree.parameters, parameters, strict=True)}
         known |= {id(t): Source("state", name) for name, t in self.copies.items()}
         self.sources: list[Source] = []
         outputs: list[torch.Tensor] = []
         for tensor in leaves:
-            if hasattr(type(tensor), "to_local"):
-                raise NotTraceable("forward returns, or keeps, a DTensor, which a graph does not make")
             number = symbolic_numbers.stands_for_one(tensor) or (id(tensor) not in known and is_number(tensor))
             if id(tensor) not in known and (name := set_by_forward(tensor)):
                 raise NotTraceable(f"forward sets the attribute {name} of its result")

@@ -161,6 +161,10 @@ class TraceMode(TorchFunctionMode):
                     f"forward changes a tensor of shape {list(tensor.shape)} that no attribute of a module holds"
                 )
 
+    def settings(self) -> dict[tuple[int, str], tuple[Any, str]]:
+        """Of the process, that layers of tensor parallelism depend on."""
+        return {} if self.dtensors is None else self.dtensors.settings
+
     def cause(self, error: Exception) -> Exception:
         """What to say of a trace that ended with this: after an operator failed, a trace is not what it should be."""
         return error if str(error) in self.failed or not self.failed else NotTraceable(self.failed)

@@ -278,6 +278,12 @@ class Config:
         "the folder of that file, which has no name and is gone with the process; the folder for temporary files if "
         "empty",
     )
+    keep_memory: bool = _setting(
+        FLAG, True,
+        "on the CPU, the memory that a step is done with is kept for the next one; off: after each backward it goes "
+        "back to the system, so that the optimizer's step may take as much, and the next step is given fresh pages, "
+        "which costs some percent of its time. On a GPU memory is torch's: no effect",
+    )
     memory_opt_config: str = _setting(
         CLUSTERS, "",
         "what backward computes again, beside what `MEMORY_BUDGET` takes: a list of `<cluster>:<strategy>:<count>` "

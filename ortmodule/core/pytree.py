@@ -30,8 +30,8 @@ from weakref import WeakValueDictionary
 import numpy
 import torch
 
+from ortmodule.core import dtensor_results, sparse_arguments
 from ortmodule.core import pytree_leaves as leaves
-from ortmodule.core import sparse_arguments
 from ortmodule.core.classes import is_made_by_statement
 from ortmodule.core.errors import Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
@@ -43,6 +43,7 @@ from ortmodule.core.pytree_tokens import (
     PARAMETER,
     SAME,
     SPARSE,
+    SPLIT,
     TENSOR,
     TWIN,
     WHOLE,
@@ -287,6 +288,8 @@ class _Reader:
             return self.number(next(self.tensors))
         if token is SPARSE:
             return self._tensor(sparse_arguments.read(self))
+        if token is SPLIT:
+            return dtensor_results.read(self)
         if token is WHOLE:
             return self.objects[next(self.tokens)]
         if token is SAME:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ortmodule.core import sparse_arguments
+from ortmodule.core import dtensor_results, sparse_arguments
 from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.core.pytree_tokens import GENERATOR, PARAMETER, TENSOR, WHOLE
@@ -66,6 +66,8 @@ class DeferredLeaf(Leaf):
 class SubclassLeaf(Leaf):
     @staticmethod
     def write(writer: Any, value: torch.Tensor, cls: type) -> None:
+        if writer.results and dtensor_results.write(writer, value):
+            return
         raise Unflattenable(f"a tensor of type {name_of(cls)}")
 
 

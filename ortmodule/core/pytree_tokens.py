@@ -13,6 +13,7 @@ class _Token:
 
 TENSOR = _Token("tensor")  # the next tensor
 SPARSE = _Token("sparse")  # followed by sizes, whether it is coalesced, and two tensors: its indices and values
+SPLIT = _Token("split")  # followed by a mesh and placements: the next tensor is this rank's part of a DTensor, a result
 WHOLE = _Token("object")  # followed by its position among Structure.objects
 NUMBER = _Token("number")  # followed by its type: the next tensor holds a Python number
 SAME = _Token("same")  # followed by the number of a container that was met before

@@ -249,6 +249,12 @@ def wait_tensor(tensor: Any) -> Any:
     return torch.ops._c10d_functional.wait_tensor(tensor)
 
 
+def loss_is_parallel() -> bool:
+    """Is this inside of `torch.distributed.tensor.parallel.loss_parallel()`?"""
+    dispatcher = getattr(torch.distributed.tensor.DTensor, "_op_dispatcher", None)
+    return torch.ops.aten.nll_loss_forward.default in getattr(dispatcher, "_custom_op_handlers", ())
+
+
 def local_part(whole: Any) -> torch.Tensor:
     """What this rank has of a DTensor, the very tensor."""
     part: torch.Tensor = whole._local_tensor

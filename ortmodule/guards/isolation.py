@@ -18,6 +18,7 @@ from ortmodule.core.snapshot import Items, Snapshot
 from ortmodule.core.tensor_copies import with_attributes
 from ortmodule.guards.descriptions import Description, describe
 from ortmodule.guards.inventory import Inventory
+from ortmodule.guards.local_parameters import of_part
 from ortmodule.guards.module_hooks import HOOK_FLAGS, HOOKS
 from ortmodule.guards.sharded import SHARDING_STATE
 
@@ -67,8 +68,8 @@ def isolated(inventory: Inventory) -> Iterator[dict[str, torch.Tensor]]:
 def replace_parameters(
     inventory: Inventory, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> dict[int, torch.Tensor]:  # fmt: skip
-    """Inside `isolated`: what ``change`` makes of each parameter takes its place; returned by the ids of both.
-    Hooks on the parameters are not called then."""
+    """Inside `isolated`: what ``change`` makes of each parameter, of a DTensor this rank's part, takes its place;
+    returned by the ids of both. Hooks on the parameters are not called then."""
     made: dict[int, torch.Tensor] = {}
     for module in inventory.modules.values():
         if id(module) in inventory.within_sharded:
@@ -77,7 +78,9 @@ def replace_parameters(
             if parameter is not None:
                 other = made.get(id(parameter))
                 if other is None:
-                    other = torch.nn.Parameter(change(parameter.detach()), parameter.requires_grad)
+                    own = parameter.detach()
+                    own = of_part(change, own) if hasattr(own, "to_local") else change(own)
+                    other = torch.nn.Parameter(own, parameter.requires_grad)
                     with_attributes(other, parameter)
                     made[id(parameter)] = made[id(other)] = other
                 module._parameters[key] = other

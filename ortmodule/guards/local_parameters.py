@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +72,14 @@ class LocalParameters:
             part, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride(),
             grad_placements=self.gradients[key],
         )  # fmt: skip
+
+
+def of_part(change: Callable[[torch.Tensor], torch.Tensor], whole: Any) -> Any:
+    """A DTensor that lies as ``whole`` does, of what ``change`` makes of this rank's part."""
+    known = {"shape": whole.shape, "stride": whole.stride()}
+    return _dtensor().from_local(
+        change(local_part(whole)), whole.device_mesh, whole.placements, run_check=False, **known
+    )
 
 
 def attached(places: Sequence[tuple[LocalParameters, str]]) -> Sequence[torch.Tensor]:

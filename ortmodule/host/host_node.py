@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ortmodule.core import devices, pytree
+from ortmodule.core import devices, pytree, pytree_tokens
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, NotTraceable, Raised, Unflattenable
 from ortmodule.core.tensor_copies import with_attributes
@@ -132,6 +132,8 @@ class Node:
                 raise NotTraceable(f"{self.name}, which PyTorch would run inside the graph, is given {empty}")
         else:
             found, structure = pytree.flatten(result, results=True)
+        if pytree_tokens.SPLIT in structure.tokens:
+            raise Unflattenable("a DTensor")
         sources, outputs = _new_ones(found, passed)
         changed = [i for i, t in enumerate(passed) if t._version != versions[i]] if counted else self.changed
         if held is not None:  # others see it as it happens

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ortmodule import _core
 from ortmodule.core.errors import Mismatch, Raised
 from ortmodule.core.torch_private import forward_level, is_batched, keeps_graph, outside_transforms, peek_transform
 from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
@@ -38,6 +39,7 @@ class ForwardGraph(RecomputableGraph, Protocol):
     differentiable: list[int]  # outputs
     prediction: Flags  # which outputs will receive a gradient
     failed: Callable[[Exception], None]
+    keeps_memory: bool  # that a step is done with
 
     def recomputed(
         self, call: Any, tensors: Sequence[torch.Tensor], seed: int, generator: Any
@@ -71,6 +73,8 @@ class Bridge(torch.autograd.Function):
         user, variant, start = None, ctx.pending.graph.variant, capture_budget.clock()
         try:
             found = ctx.pending.backward(saved, grads, keep)
+            if not ctx.pending.graph.keeps_memory:
+                _core.memory_trim()
             variant.seconds += capture_budget.clock() - start
             return None, *found
         except Raised as raised:
@@ -196,7 +200,7 @@ class Pending:
             if found[i] is None:
                 found[i] = torch.zeros_like(self.tensors[i])
         if not keep:
-            self._forget()
+            self.forget()
         gradients: list[torch.Tensor | None] = []
         for i in graph.leaves:
             grad = found[i]
@@ -210,10 +214,11 @@ class Pending:
         if self.run is None:
             raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
         taken = copy.copy(self)
-        self._forget()
+        self.forget()
         return taken
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """There is no backward any more: the run's memory is free."""
         self.run = self.call = self.tensors = self.versions = None  # type: ignore[assignment]  # the last backward asked
 
     def _backward_with_host_nodes(

@@ -144,7 +144,7 @@ class CompiledGraph:
         tuning: Tuning | None = None,
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
-        self.modes = ModuleModes(tree)
+        self.modes, self.keeps_memory = ModuleModes(tree), config.keep_memory
         self.variant = Variant("", "", 0)  # the calls that it is for
         self.missed, self.origin = 0, self  # runs that did not hold; the one that stands among the graphs of its key
         self.lengths: OtherLengths | None = None

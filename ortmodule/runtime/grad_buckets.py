@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from ortmodule import _core
 from ortmodule.core.torch_private import keeps_graph
 from ortmodule.engine import memory_goal
 from ortmodule.engine.session import ENGINE_ERRORS, Backward
@@ -144,6 +145,7 @@ class Pass:
         """``grads``: of the differentiable outputs."""
         self.pending, self.grads = pending, grads
         self.backward: Backward | None = None
+        self.kept = True  # for another backward
         self.none: list[bool] | None = None  # of the inputs, which get no gradient although the plan has one
         self.reached: Container[int] = ()  # of the inputs, which get zeros where the plan has none
         self.found: list[torch.Tensor | None] | None = None  # all the leaves' gradients, where they come at once
@@ -174,11 +176,21 @@ class Pass:
         if number + 1 < len(segments):
             token = _token(self.pending)
             token.under_way = self
-        return [token, *(self._taken(k) for k in segment.leaves)]
+        gradients = [self._taken(k) for k in segment.leaves]
+        if token is None and not self.pending.graph.keeps_memory:
+            self._give_back()
+        return [token, *gradients]
+
+    def _give_back(self) -> None:
+        """The memory of the run, behind the last segment."""
+        self.backward = None
+        if not self.kept:
+            self.pending.forget()
+        _core.memory_trim()
 
     def _begin(self) -> None:
         pending = self.pending
-        keep = keeps_graph()
+        self.kept = keep = keeps_graph()
         if not keep:
             self.pending = pending = pending.taken()
         output_grads, wanted = pending.arrived(self.grads)

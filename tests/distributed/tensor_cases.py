@@ -13,10 +13,13 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 
-from ortmodule import ORTModule
+from ortmodule import ORTModule, explain
+from ortmodule.guards.module_tree import Tree
 from tests.distributed import collective_cases
 from tests.distributed.nets import WIDTH, WORDS, Net, batch, both, net, whole
 
@@ -70,6 +73,13 @@ def _in_engine(report, nodes=NODES):
 def columns_and_rows(rank, folder):
     """Losses, gradients and parameters; what the layers communicate is in the graph."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))
+    model = parallel(mesh)
+    tree, before = Tree(model), parts(model.parameters())
+    with tree.isolated():  # a check of rounding gives each rank's part other values
+        tree.replace_parameters(lambda part: part + 1)
+        found = parts(model.parameters())
+    for p, q in zip(found, before, strict=True):
+        assert p == q if isinstance(p, int) else torch.equal(p, q + 1)
     return _in_engine(both(lambda: parallel(mesh), functools.partial(_train, rank, same=True), **CLOSE))
 
 
@@ -298,6 +308,101 @@ def left_to_pytorch(rank, folder):
         torch.testing.assert_close(train(model), expected, **CLOSE)
     text = "forward calls softmax of a DTensor: for which there is no rule"
     assert rank or any(text in str(each.message) for each in told), [str(each.message) for each in told]
+    return "same"
+
+
+class Logits(Net):
+    """Without its loss."""
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class WithLoss(Logits):
+    def __init__(self, reduction):
+        super().__init__()
+        self.reduction = reduction
+
+    def forward(self, ids, labels):
+        logits = super().forward(ids).flatten(0, 1)
+        return nn.functional.cross_entropy(logits, labels.flatten(), reduction=self.reduction)
+
+
+def _split_logits(mesh, cls, *args):
+    model = net(cls, *args)
+    model.head = nn.Linear(WIDTH, 2 * WORDS)
+    for layer in model.layers:
+        parallelize_module(layer, mesh, {name: style() for name, style in (COLUMNS | ROWS).items()})
+    style = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+    return parallelize_module(model, mesh, {"head": style})
+
+
+def _train_in_parallel(model, inside):
+    """A loss of logits that are split by words, and its backward, without gathering them."""
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(4):
+        before, (ids, labels) = _count(), batch(step, 0)
+        labels[0, :2] = -100
+        with loss_parallel():
+            if inside:
+                loss = model(ids, labels).sum()
+            else:
+                logits = model(ids)
+                seen += parts([logits])
+                loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            loss.backward()
+        assert type(loss) is DTensor
+        seen += [_count() - before, *parts([loss, *(p.grad for p in model.parameters())])]
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        seen += [] if inside else parts([model(ids)])
+    return seen + parts(model.parameters())
+
+
+def parallel_loss(rank, folder):
+    """`loss_parallel` around a module that returns logits as a DTensor, and one that returns their loss."""
+    mesh = init_device_mesh("cpu", (2,))
+    report = both(lambda: _split_logits(mesh, Logits), lambda model: _train_in_parallel(model, False), **CLOSE)
+    _in_engine(report, NODES - {"from_local"})  # the latest graph has no gradients
+    for reduction in ("mean", "sum", "none"):
+
+        def train(model):
+            found = _train_in_parallel(model, True)
+            captured = explain(model) if isinstance(model, ORTModule) else None
+            try:  # outside of it PyTorch refuses labels that are no DTensor
+                model(*batch(0, 0))
+            except RuntimeError as error:
+                assert "mixed torch.Tensor and DTensor" in str(error), error
+            else:
+                raise AssertionError("there is no error")
+            if captured is not None:
+                _in_engine(captured)
+            return found
+
+        text = "forward calls cross_entropy of a DTensor: its operands lie on the mesh"
+        both(lambda how=reduction: _split_logits(mesh, WithLoss, how), train, text, **CLOSE)
+    return "same"
+
+
+def data_parallel(rank, folder):
+    """DistributedDataParallel over one dimension of a mesh, products over the other. PyTorch runs these: in
+    each call it makes DTensors of their weights."""
+    for shape in ((1, 2), (2, 1)) if distributed.get_world_size() == 2 else ((2, 2),):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+        row, found = mesh["data"].get_local_rank(), []
+        for wrap in (False, True):
+            inner = ORTModule(parallel(mesh["tensor"])) if wrap else parallel(mesh["tensor"])
+            model = DistributedDataParallel(inner, device_mesh=mesh["data"])
+            # (The order of its collectives and the layers' may be another one.)
+            found.append([x for x in _train(row, model, same=False) if isinstance(x, torch.Tensor)])
+        torch.testing.assert_close(found[1], found[0], **CLOSE)
+        report = explain(inner)
+        assert report.captured and not report.pytorch_calls, report
+        assert {name.rpartition(".")[2] for name in report.breaks} == {*COLUMNS, *ROWS}, report
     return "same"
 
 

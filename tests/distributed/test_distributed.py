@@ -22,7 +22,9 @@ CASES = [
     ("pair", "tensor_cases:decoders"), ("pair", "tensor_cases:overlap"), ("shard", "tensor_cases:sequence"),
     ("shard", "tensor_cases:modes"), ("shard", "tensor_cases:left_to_pytorch"),
     ("shard", "tensor_cases:two_dimensions"),
-    ("four", "tensor_cases:two_dimensions"), ("pair", "wrapper_cases:without_communication"),
+    ("pair", "tensor_cases:parallel_loss"), ("shard", "tensor_cases:data_parallel"),
+    ("four", "tensor_cases:data_parallel"), ("four", "tensor_cases:two_dimensions"),
+    ("pair", "wrapper_cases:without_communication"),
 ]  # fmt: skip
 SHORT = [case for case in CASES if case[0] == "pair"]
 

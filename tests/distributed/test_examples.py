@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import sys
 
 import pytest
@@ -69,6 +70,20 @@ def test_twinbert(monkeypatch, capsys):
     for setting, ranks in found.items():
         assert len(ranks) == 2 and all(each["fallback"] is None for each in ranks), ranks
         assert f"| {setting} |" in text and all(0.6 < loss < 0.8 for each in ranks for loss in each["losses"])
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+@pytest.mark.skipif(shutil.which("bible") is None, reason="bible-kjv is not installed")
+def test_memory_of_twinbert(monkeypatch):
+    """Activations, gradients and the optimizer take at most 53 where PyTorch takes 84, as in the original's table."""
+    from examples.twinbert import train
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    found = train.main(["--steps", "5", "--settings", "pytorch", "deepspeed-ortmodule", "--limit", str(LIMIT)])
+    theirs, ours = (max(rank["bytes"] for rank in ranks) for ranks in found.values())
+    assert ours <= 53 / 84 * theirs, (ours, theirs)
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule import ORTModule, _core, explain
+from ortmodule import Config, ORTModule, _core, explain
 
 
 class Net(nn.Module):
@@ -353,6 +353,28 @@ def test_memory_is_used_again():
     del ours
     gc.collect()
     assert _core.memory()["kept"] == 0
+
+
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="nothing is kept: the sanitizer watches")
+@pytest.mark.parametrize("segments", ["0", "1"])
+def test_memory_goes_back_after_backward(segments):
+    """But for gradients, and with `retain_graph` for what another backward reads; gradients have the same bits."""
+    found = {}
+    for keep in (True, False):
+        torch.manual_seed(0)
+        config = Config(keep_memory=keep, enable_mem_efficient_grad_mgmt=segments)
+        ours = ORTModule(nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))), config=config)
+        x = torch.randn(2048, 1024)
+        for _ in range(2):
+            loss = ours(x).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            gradients = sum(p.grad.nbytes for p in ours.parameters())  # another one's were added to these
+            assert (_core.memory()["kept"] < gradients + 1e6) == (not keep)
+        found[keep] = [p.grad for p in ours.parameters()]
+        del ours, loss
+    for ours, theirs in zip(found[False], found[True], strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.filterwarnings("ignore:ORTModule")
