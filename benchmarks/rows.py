@@ -177,6 +177,18 @@ def hf(head, config, **settings):
     return build
 
 
+def adapted(build, *layers):
+    """The causal language model of ``build`` with PEFT's LoRA adapters on these layers; its own weights are frozen."""
+
+    def make():
+        from peft import LoraConfig, get_peft_model
+
+        adapters = LoraConfig(task_type="CAUSAL_LM", r=8, lora_alpha=16, lora_dropout=0.05, target_modules=[*layers])
+        return get_peft_model(build(), adapters)
+
+    return make
+
+
 MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 LLAMA = {"vocab_size": 24_000, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8}
 LLAMA |= {"intermediate_size": 1376, "max_position_embeddings": 512}
@@ -219,6 +231,16 @@ MORE = {
     "gpt2-long": Row("GPT-2 124M, 2×1024", hf("GPT2LMHeadModel", "GPT2Config"), language(2, 1024, 50_000)),
     "llama-100m": Row(
         "Llama-style 100M, 2×512", hf("LlamaForCausalLM", "LlamaConfig", **LLAMA_100M), language(2, 512, 24_000)
+    ),
+    "gpt2-lora": Row(
+        "GPT-2 124M with LoRA adapters, 4×128",
+        adapted(hf("GPT2LMHeadModel", "GPT2Config"), "c_attn"),
+        language(4, 128, 50_000),
+    ),
+    "llama-lora": Row(
+        "Llama-style 50M with LoRA adapters, 8×128",
+        adapted(hf("LlamaForCausalLM", "LlamaConfig", **LLAMA), "q_proj", "v_proj"),
+        language(8, 128, 24_000),
     ),
     "t5-small": Row(
         "T5-small, 16×64 to 16×64, 40 % padding",

@@ -6,14 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import torch
+from onnx import numpy_helper
 from torch import nn
 
 from ortmodule.core.config import Config
 from ortmodule.core.errors import CompatError
-from ortmodule.core.names import DEFAULT_OPSET, OPSETS
+from ortmodule.core.names import DEFAULT_OPSET, INPUT, OPSETS, STATE
 from ortmodule.core.safe_files import write_whole
+from ortmodule.debug.graph_dump import ALL_PASSES
 from ortmodule.module import ORTModule
+
+#: What names of the module's state begin with in the graph, and the metadata of a plan that says where gradients are.
+_STATE, _GRADIENT = f"{STATE}model.", "gradient of "
 
 
 class _Loss(nn.Module):
@@ -21,8 +28,9 @@ class _Loss(nn.Module):
         super().__init__()
         self.model, self.loss = model, loss
 
-    def forward(self, inputs: tuple, labels: torch.Tensor) -> torch.Tensor:
-        return self.loss(self.model(*inputs), labels)
+    def forward(self, inputs: tuple, labels: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        result = self.model(*inputs)
+        return result, self.loss(result, labels)
 
 
 def export_gradient_graph(
@@ -30,19 +38,20 @@ def export_gradient_graph(
     example_labels: torch.Tensor, gradient_graph_path: Path | str, opset_version: int = DEFAULT_OPSET,
     dynamic_axes: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """Writes the graph that the engine runs for ``loss_fn(model(example_input), example_labels)``, forward and
-    backward, to an ONNX file: the loss and the gradients of all parameters.
+    """Writes the graph of ``loss_fn(model(example_input), example_labels)``, forward and backward, to an ONNX file.
 
-    It is planned for the shapes of the examples (``dynamic_axes`` is accepted for old scripts), and operators of the
-    engine (domain ``ortmodule``) are in it where passes have fused some. An older ``opset_version`` than the engine
-    knows is the oldest that it does. Raises BypassError where PyTorch would have to run a part of the model.
+    Its inputs are ``input`` (``input_0`` and so on where there are several), ``labels``, and the parameters and buffers
+    by their names; its outputs ``output`` (what the module returns), ``loss`` and ``<parameter>_grad``. It is as it is
+    before passes, so nearly all operators are ONNX's own. It is made for the shapes of the examples (``dynamic_axes``
+    is accepted for old scripts). An older ``opset_version`` than the engine knows is the oldest that it does. Raises
+    BypassError where PyTorch would have to run a part of the model.
     """
     inputs = example_input if isinstance(example_input, tuple) else (example_input,)
     opset = min(max(opset_version, OPSETS.start), OPSETS.stop - 1)
     wrapped = ORTModule(_Loss(model, loss_fn), config=Config(onnx_opset_version=opset, strict=True, defer_logits="0"))
     before = [p.grad for p in model.parameters()]
     try:
-        wrapped(inputs, example_labels).backward()
+        wrapped(tuple(each.detach() for each in inputs), example_labels)[1].backward()
     finally:
         for parameter, grad in zip(model.parameters(), before, strict=True):
             parameter.grad = grad
@@ -50,5 +59,43 @@ def export_gradient_graph(
     parts = [] if graph is None else graph.parts()
     if len(parts) != 1:
         raise CompatError(f"{type(model).__name__} runs in {len(parts)} graphs, so there is none for the file")
-    executable = next(reversed(parts[0].plans.values()))
-    write_whole(Path(gradient_graph_path), executable.plan.onnx())
+    key, executable = next(reversed(parts[0].plans.items()))
+    grads = [spec is not None for spec in executable.plan.output_grads]
+    specs = parts[0].executables.specs_for(key[0])
+    plan = executable.session.model.plan(specs, parts[0].needs, grads, ALL_PASSES, executable.sizes)
+    write_whole(Path(gradient_graph_path), _named(onnx.load_model_from_string(plan.onnx()), len(inputs)))
+
+
+def _named(model: onnx.ModelProto, inputs: int) -> bytes:
+    """``model``, of a plan, with the original's names of inputs and outputs. ``inputs``: how many the module has."""
+    graph = model.graph
+    gradients = {p.value: p.key.removeprefix(_GRADIENT) for p in model.metadata_props if p.key.startswith(_GRADIENT)}
+    names: dict[str, str] = {}
+    for value in list(graph.input):
+        if value.name.startswith(INPUT):
+            number = int(value.name.removeprefix(INPUT))
+            names[value.name] = "labels" if number == inputs else "input" if inputs == 1 else f"input_{number}"
+        elif value.name.startswith(_STATE):
+            names[value.name] = value.name.removeprefix(_STATE)
+        else:  # the gradient of the loss
+            graph.initializer.append(numpy_helper.from_array(np.ones((), _type(value)), value.name))
+            graph.input.remove(value)
+    results = [value for value in graph.output if value.name not in gradients]
+    for number, value in enumerate(results[:-1]):
+        names[value.name] = "output" if len(results) == 2 else f"output_{number}"
+    names[results[-1].name] = "loss"
+    for value in list(graph.output):
+        source = gradients.get(value.name, _STATE)
+        if source.startswith(_STATE) and value.name in gradients:
+            names[value.name] = f"{source.removeprefix(_STATE)}_grad"
+    for node in graph.node:
+        for values in (node.input, node.output):
+            values[:] = [names.get(name, name) for name in values]
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        value.name = names.get(value.name, value.name)
+    del model.metadata_props[:]
+    return model.SerializeToString()
+
+
+def _type(value: onnx.ValueInfoProto) -> np.dtype:
+    return onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)

@@ -56,7 +56,9 @@ class StatisticsSubscriber:
         with open(folder / "order.txt", "a", encoding="utf-8") as file:
             file.write(f"{title}\n")
         found = tensor.detach()
-        (folder / title).write_text(describe(title, found.cpu() if self.on_cpu else found), encoding="utf-8")
+        (folder / f"{name}_{direction}").write_text(
+            describe(title, found.cpu() if self.on_cpu else found), encoding="utf-8"
+        )
 
 
 def describe(title: str, tensor: torch.Tensor) -> str:
@@ -102,13 +104,13 @@ class _Manager:
 
     def subscribe(self, module: nn.Module, subscribers: Sequence[Any]) -> None:
         """Shows what ``module`` and its submodules return to ``subscribers``: a call of ``module`` is a step. It may be
-        wrapped before or after. Raises CompatError for subscribers of other kinds, and where there is a module already.
+        wrapped before or after. A module that was subscribed before is so no longer. Raises CompatError for subscribers
+        of other kinds.
         """
         for subscriber in subscribers:
             if not isinstance(subscriber, StatisticsSubscriber):
                 raise CompatError(f"a subscriber is a StatisticsSubscriber, not {type(subscriber).__name__}")
-        if self._changed:
-            raise CompatError("another module is subscribed already: unsubscribe() it first")
+        self.unsubscribe()
         self.subscribers, self.step = list(subscribers), 0
         for number, each in enumerate(module.modules()):
             own: Any = getattr(each, "_ortmodule", None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ortmodule.core.logger import LogLevel, warn_once
-from ortmodule.core.names import DEFAULT_OPSET, OPSETS
+from ortmodule.core.names import DEFAULT_OPSET, OLDEST_OPSET, OPSETS
 from ortmodule.core.original_keys import from_original
 from ortmodule.core.safe_files import parse_json
 from ortmodule.core.setting_types import (
@@ -37,6 +37,7 @@ from ortmodule.core.setting_types import (
     check_folder,
     number_from,
     one_of,
+    version_from,
 )
 
 PREFIX = "ORTMODULE_"
@@ -113,8 +114,9 @@ class Config:
     """
 
     onnx_opset_version: int = _setting(
-        number_from(OPSETS.start, OPSETS.stop - 1), DEFAULT_OPSET,
-        "the ONNX opset to export with",
+        version_from(OPSETS, OLDEST_OPSET), DEFAULT_OPSET,
+        f"the ONNX opset to export with; {OLDEST_OPSET} to {OPSETS.start - 1}, which older scripts name, "
+        f"are {OPSETS.start}",
     )
     fallback_policy: frozenset[str] = _setting(
         FALLBACK_POLICY, frozenset(f"FALLBACK_UNSUPPORTED_{what}" for what in _UNSUPPORTED),

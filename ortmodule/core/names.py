@@ -5,6 +5,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 OPSETS = range(17, 21)
 DEFAULT_OPSET = 18
+#: Scripts written for ONNX Runtime's ORTModule name opsets from this one on.
+OLDEST_OPSET = 9
 
 #: The domain of operators that are ours.
 DOMAIN = "ortmodule"

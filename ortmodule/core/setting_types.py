@@ -74,6 +74,17 @@ def number_from(least: int, most: int | None = None) -> Kind:
     return Kind(f"number from {least}" + ("" if most is None else f" to {most}"), parse)
 
 
+def version_from(known: range, oldest: int) -> Kind:
+    """A version; those before ``known``, from ``oldest`` on, are the first that is known."""
+    kind = number_from(known.start, known.stop - 1)
+
+    def parse(text: str) -> int:
+        older = text.strip().isdecimal() and int(text) in range(oldest, known.start)
+        return known.start if older else kind.parse(text)
+
+    return Kind(kind.name, parse)
+
+
 def _share(text: str) -> float:
     try:
         number = float(text)

@@ -14,13 +14,14 @@ from typing import Any
 
 import onnx
 
+from ortmodule import _core
 from ortmodule.core.logger import LOGGER
 from ortmodule.core.onnx_utils import without_dead
 from ortmodule.core.safe_files import write_whole
 from ortmodule.core.setting_types import check_folder
 from ortmodule.runtime.dispatcher import Dispatcher
 
-ALL_PASSES = 0xFFFFFFFF
+ALL_PASSES = sum(_core.passes().values())
 
 
 class Saver:

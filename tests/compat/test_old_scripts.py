@@ -14,6 +14,8 @@ from ortmodule.compat.gradient_graph import export_gradient_graph
 from ortmodule.compat.hooks import GlobalSubscriberManager, StatisticsSubscriber, inspect_activation
 from ortmodule.compat.json_config import load_from_json
 from ortmodule.core.errors import CompatError
+from ortmodule.core.onnx_utils import constants
+from ortmodule.debug.onnx_interpreter import evaluate
 from tests.compat.test_compat import official, python, site  # noqa: F401  (fixtures)
 
 
@@ -183,9 +185,9 @@ def test_statistics_of_a_wrapped_module_are_those_of_a_plain_one(when, tmp_path,
     assert sorted(p.name for p in ours.iterdir()) == sorted(p.name for p in theirs.iterdir()) == ["step_1", "step_2"]
     for step in ("step_1", "step_2"):
         names = {p.name for p in (ours / step).iterdir()}
-        runs = {f"{name}_0th_output {way} run" for name in FILES for way in ("forward", "backward")}
+        runs = {f"{name}_0th_output_{way}" for name in FILES for way in ("forward", "backward")}
         assert names == {p.name for p in (theirs / step).iterdir()}
-        assert names == runs | {"order.txt", "hidden forward run", "hidden backward run"}
+        assert names == runs | {"order.txt", "hidden_forward", "hidden_backward"}
         for name in names - {"order.txt"}:
             found, expected = ((folder / step / name).read_text().splitlines() for folder in (ours, theirs))
             assert found[0] == expected[0] and found[2:4] == expected[2:4], name
@@ -199,6 +201,12 @@ def test_hooks_that_cannot_be(tmp_path, unsubscribed):
     assert not (tmp_path / "there").exists()
     with pytest.raises(CompatError, match="not str"):
         GlobalSubscriberManager.subscribe(net(), ["out"])
+    first, second = net(), net()
+    for number, model in enumerate((first, second)):
+        GlobalSubscriberManager.subscribe(model, [StatisticsSubscriber(tmp_path / str(number))])
+        assert "forward" in vars(model.fc1)
+    assert "forward" not in vars(first) and "forward" not in vars(first.fc1)
+    GlobalSubscriberManager.unsubscribe()
     x = torch.ones(2)
     assert inspect_activation("x", x) is x
 
@@ -228,13 +236,44 @@ def test_load_from_json(tmp_path, monkeypatch):
 
 
 def test_export_gradient_graph(tmp_path):
-    model, path = net(), tmp_path / "gradients.onnx"
-    export_gradient_graph(model, nn.CrossEntropyLoss(), torch.randn(3, 8), torch.tensor([0, 1, 3]), path)
+    """The original's names, and PyTorch's numbers."""
+    model, path, loss = net(), tmp_path / "gradients.onnx", nn.CrossEntropyLoss()
+    model.fc1.weight.requires_grad_(False)
+    x, labels = torch.randn(3, 8), torch.tensor([0, 1, 3])
+    export_gradient_graph(model, loss, x.clone().requires_grad_(), labels, path, opset_version=12)
     graph = onnx.load(path).graph
     assert all(p.grad is None for p in model.parameters())
-    sizes = [tuple(d.dim_value for d in value.type.tensor_type.shape.dim) for value in graph.output]
-    for parameter in model.parameters():
-        assert tuple(parameter.shape) in sizes, onnx.printer.to_text(graph)
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert [value.name for value in graph.input] == ["input", "labels", *dict(model.named_parameters())]
+    assert [value.name for value in graph.output] == ["output", "loss", *(f"{name}_grad" for name in names)]
+    standard = {node.op_type for node in graph.node if not node.domain}
+    assert {"MatMul", "ReduceSum"} <= standard and not any("Fused" in node.op_type for node in graph.node)
+
+
+class Squares(nn.Module):
+    """Of operators that are ONNX's own, with those of its gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 5, bias=False), nn.Linear(5, 4, bias=False)
+
+    def forward(self, x):
+        return self.second(self.first(x) * 3)
+
+
+def test_numbers_of_a_gradient_graph(tmp_path):
+    torch.manual_seed(0)
+    model, path, x, labels = Squares(), tmp_path / "gradients.onnx", torch.randn(3, 8), torch.randn(3, 4)
+    export_gradient_graph(model, lambda found, wanted: (found * wanted).sum(), x, labels, path)
+    graph = onnx.load(path).graph
+    values = {"input": x, "labels": labels, **{name: p.detach() for name, p in model.named_parameters()}}
+    values |= constants(onnx.load(path))
+    evaluate(graph.node, values, {})
+    output = model(x)
+    loss = (output * labels).sum()
+    loss.backward()
+    wanted = [output.detach(), loss.detach(), *(p.grad for p in model.parameters())]
+    torch.testing.assert_close([values[value.name] for value in graph.output], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_multinomial_of_one_row():

@@ -1,4 +1,7 @@
-"""Lightning's Trainer with a wrapped module inside a LightningModule: what it trains, saves and loads is PyTorch's."""
+"""Lightning's Trainer and Fabric with a wrapped module, or inside one: what is trained, saved and resumed is PyTorch's.
+
+The data are images of digits.
+"""
 
 import copy
 
@@ -10,12 +13,15 @@ from ortmodule import ORTModule, explain
 from ortmodule.optim import FusedAdam
 
 lightning = pytest.importorskip("lightning.pytorch")
+datasets = pytest.importorskip("sklearn.datasets")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on workers and logging
+ROWS, BATCH = 40, 8
+STEPS = 2 * ROWS // BATCH  # of two epochs
 
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 3))
+    return nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 10))
 
 
 class Classifier(lightning.LightningModule):
@@ -41,9 +47,23 @@ class Classifier(lightning.LightningModule):
 
 
 def loader():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(40, 8, generator=generator)
-    return torch.utils.data.DataLoader([(row, int(row[0] > 0) + int(row[1] > 0)) for row in x], batch_size=8)
+    found = datasets.load_digits()
+    pixels = torch.tensor(found.data[:ROWS], dtype=torch.float32) / 16
+    rows = list(zip(pixels, found.target[:ROWS].tolist(), strict=True))
+    return torch.utils.data.DataLoader(rows, batch_size=BATCH)
+
+
+def trainer_of(folder, epochs, **settings):
+    return lightning.Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=folder, **settings,
+    )  # fmt: skip
+
+
+def assert_in_engine(model, calls):
+    report = explain(model)
+    assert report.captured, report.fallback
+    assert report.engine_calls >= 0.9 * calls and report.unreached_steps == 0 and not report.python_ops, str(report)
 
 
 # (Lightning refuses to clip where the optimizer could unscale gradients by itself, as PyTorch's fused ones can.)
@@ -52,14 +72,13 @@ def test_training(precision, clip, tolerance, tmp_path):
     found = []
     for wrap in (ORTModule, lambda model: model):
         module = Classifier(wrap(network()), fused=wrap is ORTModule)
-        trainer = lightning.Trainer(
-            max_epochs=3, precision=precision, accelerator="cpu", logger=False, enable_progress_bar=False,
-            enable_model_summary=False, gradient_clip_val=clip, accumulate_grad_batches=2, default_root_dir=tmp_path,
+        trainer = trainer_of(
+            tmp_path, 2, precision=precision, gradient_clip_val=clip, accumulate_grad_batches=2
         )  # fmt: skip
         trainer.fit(module, loader(), loader())
         found.append((module, trainer))
     (ours, trainer), (theirs, _) = found
-    assert explain(ours.model).captured, explain(ours.model).fallback
+    assert_in_engine(ours.model, STEPS)
     torch.testing.assert_close(torch.stack(ours.losses), torch.stack(theirs.losses), rtol=tolerance, atol=tolerance)
     accuracy = [trainer.callback_metrics["accuracy"].item() for _, trainer in found]
     assert accuracy[0] == pytest.approx(accuracy[1], abs=0.03)
@@ -70,7 +89,20 @@ def test_training(precision, clip, tolerance, tmp_path):
     plain.load_state_dict(torch.load(path, weights_only=False)["state_dict"])  # names without a prefix
     for a, b in zip(plain.parameters(), ours.parameters(), strict=True):
         assert torch.equal(a, b)
-    assert copy.deepcopy(ours).model(torch.ones(2, 8)).shape == (2, 3)
+    assert copy.deepcopy(ours).model(torch.ones(2, 64)).shape == (2, 10)
+    assert_resumed_alike(lambda: Classifier(ORTModule(network()), fused=True), ours, path, precision)
+
+
+def assert_resumed_alike(make, ours, path, precision="32-true"):
+    """From the checkpoint, a new module has in the next epoch the losses that the module that was saved would have."""
+    again, longer = make(), []
+    for module in (again, ours):
+        module.losses.clear()
+        trainer = trainer_of(path.parent, 3, precision=precision)
+        trainer.fit(module, loader(), ckpt_path=path, weights_only=False)
+        longer.append(torch.stack(module.losses))
+    assert len(longer[0]) == STEPS // 2
+    torch.testing.assert_close(*longer, rtol=1e-5, atol=1e-5)
 
 
 class Whole(lightning.LightningModule):
@@ -98,40 +130,50 @@ def test_a_lightning_module_that_is_wrapped_as_a_whole(tmp_path):
     """Its training_step calls itself, and that is the wrapper."""
     found = []
     for wrap in (ORTModule, lambda module: module):
-        trainer = lightning.Trainer(
-            max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-            default_root_dir=tmp_path,
-        )  # fmt: skip
-        module = wrap(Whole())
+        trainer, module = trainer_of(tmp_path, 2), wrap(Whole())
         trainer.fit(module, loader())
-        found.append(module)
-    ours, theirs = found
+        path = tmp_path / f"{type(module).__name__}-{isinstance(module, ORTModule)}.ckpt"
+        trainer.save_checkpoint(path)
+        found.append((module, path))
+    (ours, path), (theirs, _) = found
     torch.testing.assert_close(torch.stack(ours.losses), torch.stack(theirs.losses))
     report = explain(ours)
-    assert (report.engine_calls, report.pytorch_calls, report.unreached_steps) == (10, 0, 0)
+    assert (report.engine_calls, report.pytorch_calls, report.unreached_steps) == (STEPS, 0, 0)
+    plain = Whole()
+    plain.load_state_dict(torch.load(path, weights_only=False)["state_dict"])
+    torch.testing.assert_close(plain.state_dict(), ours.state_dict(), rtol=0, atol=0)
+    assert_resumed_alike(lambda: ORTModule(Whole()), ours, path)
 
 
 @pytest.mark.full
 def test_fabric(tmp_path):
     from lightning.fabric import Fabric
 
-    found = []
-    for wrap in (ORTModule, lambda module: module):
+    def train(wrap, epochs, path=None):
+        """The wrapped network, and its losses; from a checkpoint, if there is one."""
         fabric, losses = Fabric(accelerator="cpu", devices=1), []
         own = wrap(network())
         model, optimizer = fabric.setup(own, torch.optim.AdamW(own.parameters(), lr=1e-2))
-        for _ in range(2):
+        state = {"model": model, "optimizer": optimizer}
+        if path is not None:
+            fabric.load(path, state)
+        for epoch in range(epochs):
             for x, y in fabric.setup_dataloaders(loader()):
                 loss = nn.functional.cross_entropy(model(x), y)
                 fabric.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append(loss.detach())
-        found.append((own, torch.stack(losses)))
-        fabric.save(tmp_path / "saved.ckpt", {"model": model})
-    (ours, losses), (theirs, expected) = found
+            if path is None and epoch == 1:
+                fabric.save(tmp_path / f"{isinstance(own, ORTModule)}.ckpt", state)
+        return own, torch.stack(losses)
+
+    (ours, losses), (_, expected) = train(ORTModule, 3), train(lambda module: module, 3)
     torch.testing.assert_close(losses, expected)
-    assert explain(ours).engine_calls == 10 and explain(ours).unreached_steps == 0
+    assert_in_engine(ours, len(losses))
+    path = tmp_path / "True.ckpt"
     plain = network()
-    plain.load_state_dict(torch.load(tmp_path / "saved.ckpt", weights_only=True)["model"])
-    torch.testing.assert_close(plain.state_dict(), theirs.state_dict())
+    plain.load_state_dict(torch.load(path, weights_only=True)["model"])
+    for wrap in (ORTModule, lambda module: module):  # it goes on, here and without us
+        _, resumed = train(wrap, 1, path)
+        torch.testing.assert_close(resumed, losses[STEPS:])

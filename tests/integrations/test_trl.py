@@ -30,6 +30,8 @@ def variety(completions, **_):
     return [float(len(set(each))) for each in completions]
 
 
+CACHED = "GRPO, with a cache"
+
 #: By kind of training: trainer, arguments, columns of the data, the head, more arguments.
 ROADS = {
     "SFT": (trl.SFTTrainer, trl.SFTConfig, {"text": lambda t: t}, None, {"max_length": LENGTH}),
@@ -61,9 +63,14 @@ ROADS = {
         None,
         {"max_completion_length": 12, "num_generations": 4},
     ),
+    CACHED: (
+        trl.GRPOTrainer,
+        trl.GRPOConfig,
+        {"prompt": begin},
+        None,
+        {"max_completion_length": 12, "num_generations": 4},
+    ),
 }
-
-MEASURES = {"Reward": "accuracy", "GRPO": "reward"}
 
 
 class Seeds(transformers.TrainerCallback):
@@ -76,13 +83,13 @@ class Seeds(transformers.TrainerCallback):
 def make(kind, wrap, folder):
     cls, configuration, columns, head, more = ROADS[kind]
     data = datasets.Dataset.from_dict({name: [f(t) for t in sentences()[:32]] for name, f in columns.items()})
-    model = llama() if head is None else llama(head, num_labels=1)
+    model = llama(use_cache=kind == CACHED) if head is None else llama(head, num_labels=1)
     args = configuration(
         output_dir=str(folder), max_steps=STEPS, save_steps=3, logging_steps=1, per_device_train_batch_size=BATCH,
         learning_rate=1e-2, report_to=[], disable_tqdm=True, use_cpu=True, bf16=False, seed=7,
         gradient_checkpointing=False, **more,
     )  # fmt: skip
-    rewards = {"reward_funcs": variety} if kind == "GRPO" else {}
+    rewards = {"reward_funcs": variety} if cls is trl.GRPOTrainer else {}
     references = {"ref_model": wrap(llama())} if kind == "DPO" else {}
     return cls(
         model=wrap(model), args=args, train_dataset=data, processing_class=tokenizer(), callbacks=[Seeds()],
@@ -92,6 +99,7 @@ def make(kind, wrap, folder):
 
 @pytest.mark.parametrize("kind", ROADS)
 def test_training_saving_and_resuming(kind, tmp_path):
+    generates = ROADS[kind][0] is trl.GRPOTrainer
     ours, theirs = make(kind, ORTModule, tmp_path / "ours"), make(kind, lambda model: model, tmp_path / "theirs")
     for trainer in (ours, theirs):
         transformers.set_seed(7)
@@ -99,15 +107,17 @@ def test_training_saving_and_resuming(kind, tmp_path):
     for key in (
         "loss",
         "grad_norm",
-        *(["reward"] if kind == "GRPO" else ["mean_token_accuracy"] if not ROADS[kind][3] else []),
+        *(["reward"] if generates else ["mean_token_accuracy"] if not ROADS[kind][3] else []),
     ):
         found, expected = losses(ours, key), losses(theirs, key)
         assert len(found) == STEPS and found == pytest.approx(expected, rel=2e-3, abs=1e-5), key
-    if kind == "GRPO":  # what it generates, too
+    if generates:
         report = explain(ours.model)
         assert report.engine_calls > STEPS and report.unreached_steps == 0, str(report)
         assert report.pytorch_calls <= 0.1 * report.engine_calls, str(report)
         assert report.python_ops == ["ChunkedLogProbFunction"]
+        # (A cache of any length is one graph: the training step, the prompt, and all tokens after it.)
+        assert report.exports == 3 if kind == CACHED else report.exports <= 3
     else:
         assert_in_engine(ours.model, STEPS)
 

@@ -12,7 +12,7 @@ datasets = pytest.importorskip("sklearn.datasets")
 from ortmodule import ORTModule, explain  # noqa: E402
 
 STEPS, BATCH, SIDE = 6, 4, 32
-#: Compiled operators that predictions alone need. A torchvision that was built for another torch cannot load them.
+#: Compiled operators of torchvision. One that was built for another torch cannot load them.
 OPERATORS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor", ("nms", "qnms")
 
 
@@ -23,6 +23,29 @@ def library(name):
         for operator in OPERATORS[1]:
             torch.library.define(f"torchvision::{operator}", OPERATORS[0])
     return pytest.importorskip(name)
+
+
+def suppressed(boxes, scores, threshold):
+    """Indices of the boxes that overlap with none of a higher score by more than ``threshold``, best first."""
+    from torchvision.ops import box_iou
+
+    order, kept = scores.argsort(descending=True, stable=True), []
+    overlaps = (box_iou(boxes, boxes) > threshold).tolist()
+    for index in order.tolist():
+        if not any(overlaps[index][other] for other in kept):
+            kept.append(index)
+    return torch.tensor(kept, dtype=torch.long)
+
+
+@pytest.fixture
+def operators(monkeypatch):
+    """In place of compiled ones that cannot be loaded. (Regions are aligned in Python then, by torchvision itself.)"""
+    library("torchvision")
+    from torchvision import extension
+    from torchvision.ops import boxes
+
+    if not extension._has_ops():
+        monkeypatch.setattr(boxes, "nms", suppressed)
 
 
 def images():
@@ -100,6 +123,35 @@ class Detection(Classifier):
         return model.backbone
 
 
+class Regions(Detection):
+    """torchvision: a Faster R-CNN, whose backbone is wrapped."""
+
+    name = "FasterRCNN"
+
+    def make(self):
+        library("torchvision")
+        from torchvision.models import detection
+        from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+
+        backbone = resnet_fpn_backbone(backbone_name="resnet18", weights=None, trainable_layers=5)
+        fewer = {"rpn_pre_nms_top_n_train": 32, "rpn_post_nms_top_n_train": 16, "box_batch_size_per_image": 8}
+        return getattr(detection, self.name)(backbone, 11, min_size=SIDE, max_size=SIDE, **fewer)
+
+    def loss(self, model, pixels, labels):
+        torch.manual_seed(int(labels.sum()))  # it draws which boxes it learns from
+        targets = [
+            {"boxes": torch.tensor([[4.0, 2.0, 28.0, 30.0]]), "labels": label[None] + 1, "masks": mask[None]}
+            for label, mask in zip(labels, (pixels[:, 0] > 0.5).byte(), strict=True)
+        ]
+        return sum(model(list(pixels), targets).values())
+
+
+class Masks(Regions):
+    """torchvision: a Mask R-CNN, whose backbone is wrapped."""
+
+    name = "MaskRCNN"
+
+
 class Diffusion(Classifier):
     """diffusers: the noise in an image."""
 
@@ -118,7 +170,7 @@ class Diffusion(Classifier):
         return F.mse_loss(model(self.scheduler.add_noise(pixels, noise, times), times).sample, noise)
 
 
-ROADS = (Classifier, ConvolutionalClassifier, Segmentation, Detection, Diffusion)
+ROADS = (Classifier, ConvolutionalClassifier, Segmentation, Detection, Regions, Masks, Diffusion)
 
 
 def train(road, model, data, state=None):
@@ -135,6 +187,7 @@ def train(road, model, data, state=None):
     return found, optimizer.state_dict()
 
 
+@pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("kind", ROADS)
 def test_training_saving_and_resuming(kind, tmp_path):
     road, data = kind(), images()

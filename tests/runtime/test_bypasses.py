@@ -134,6 +134,12 @@ def unexported(model):
     return model
 
 
+def computes_again(model):
+    """As a layer does after gradient_checkpointing_enable()."""
+    model.model[0].saves_memory = True
+    return model
+
+
 #: Roads past the engine: what is called, of every step how many calls (engine, PyTorch) and steps without a call are
 #: counted, and what the warning says.
 PAST = {
@@ -141,6 +147,7 @@ PAST = {
     "a submodule is called": (lambda model: model.model, (0, 0, 1), "wrap the module that the script calls"),
     "torch.func": (transformed, (1, 1, 0), "torch.func transforms"),
     "what is assigned cannot be captured": (unexported, (0, 1, 0), "PyTorch runs this module, not the engine"),
+    "a layer is a checkpoint": (computes_again, (1, 0, 0), "ORTMODULE_MEMORY_OPT_LEVEL=1"),
 }
 
 
