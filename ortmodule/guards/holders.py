@@ -135,7 +135,8 @@ class Holders:
             for holder in holders:
                 inside = [ids[id(each)] for each in gc.get_referents(holder) if id(each) in ids]
                 skipped.append(inside)
-                for new in _places_of(holder, inside):
+                known = self._places.get((id(holder), None))
+                for new in _places_of(holder, inside) if known is None else [known]:  # it looks at all objects
                     place = self._places.setdefault((id(new.owner), new.name), new)
                     place.inside += inside
                     skipped.append(place.inside)
