@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
-import gc
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import Any
 
 from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.names import PACKAGE
+from ortmodule.core.references import referrers
 from ortmodule.guards.code_reader import all_of, inner
 
 #: What is called -> the name under which the function in its place is among the builtins.
@@ -81,7 +81,7 @@ def _functions_of(frame: types.FrameType) -> list[types.FunctionType]:
         found = getattr(found, "__dict__", {}).get(name)
     if isinstance(found, types.FunctionType) and found.__code__ is frame.f_code:
         return [found]
-    holders = gc.get_referrers(frame.f_code)
+    holders = referrers([frame.f_code])
     return [f for f in holders if isinstance(f, types.FunctionType) and f.__code__ is frame.f_code]
 
 

@@ -6,7 +6,6 @@ closures, lists and dictionaries, another object stands in its place for the tim
 
 from __future__ import annotations
 
-import gc
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 import numpy
 
 from ortmodule.core import rng_state
+from ortmodule.core.references import referrers
 
 _KINDS = (numpy.random.Generator, numpy.random.RandomState)
 #: What gives numbers and arrays alone, and changes nothing that it is given.
@@ -42,7 +42,7 @@ def _alive() -> list[Any]:
     """NumPy's generators, the global ones aside."""
     found = [each for each in rng_state.of_numpy() if not any(each is other for other in rng_state.NUMPYS)]
     bits = [each for each in found if isinstance(each, numpy.random.BitGenerator)]
-    made = [each for each in gc.get_referrers(*bits) if isinstance(each, numpy.random.Generator)] if bits else []
+    made = [each for each in referrers(bits) if isinstance(each, numpy.random.Generator)] if bits else []
     return [*(each for each in found if isinstance(each, numpy.random.RandomState)), *made]
 
 
@@ -53,7 +53,7 @@ def replaced(draw: Callable[[Any, tuple, dict[str, Any]], Any]) -> Iterator[None
     standing = {id(each): _Standing(each, draw) for each in generators}
     places: list[tuple[Callable[[Any], None], Any]] = []
     try:
-        for holder in gc.get_referrers(*generators) if generators else ():
+        for holder in referrers(generators) if generators else ():
             if holder is not generators and holder is not rng_state.generators():
                 for put, generator in _places_in(holder, standing):
                     places.append((put, generator))

@@ -20,8 +20,9 @@ from ortmodule.core.errors import NotTraceable
 from ortmodule.core.garbage import collect_garbage
 from ortmodule.core.names import USED_ON
 from ortmodule.core.pytree import CONSTANTS
+from ortmodule.core.references import has_frozen
 from ortmodule.core.snapshot import Items, Snapshot
-from ortmodule.guards.holders import Holders, is_held
+from ortmodule.guards.holders import Holders, is_held, referred_to
 from ortmodule.host.host_node import left_empty, nodes_behind
 from ortmodule.host.opaque_regions import Regions
 
@@ -128,9 +129,10 @@ def hidden(holders: Holders, mode: TraceMode, others: Iterable[weakref.ref[torch
         return [*mode.alive(), *(t for t in (each() for each in others) if t is not None)]
 
     mode.let_go()
-    if not alive():
+    if not referred_to(alive()):
         return None
-    collect_garbage(1)  # most circles of references are young
+    # Most circles of references are young. In a program that has frozen objects the look freezes what is left.
+    collect_garbage(2 if has_frozen() else 1)
     left = alive()
     if not is_held(left):  # but by frames, or what is autograd's
         return None

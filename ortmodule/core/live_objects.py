@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ortmodule import _core
+from ortmodule.core.references import unfrozen
 
 #: The generations whose objects a collection of the last of them makes old.
 YOUNG = (0, 1) if sys.version_info < (3, 14) else (0,)
-_INTERPRETERS = 1000  # so many frozen objects are the interpreter's own, which it makes at its start
 
 #: Calling it gives the object, or None if it is gone.
 _Reference = Callable[[], Any]
@@ -92,12 +92,9 @@ class LiveObjects:
         with self._lock:
             if self._noted is None:
                 self._noted = Noted(self._kinds)
-            if (frozen := gc.get_freeze_count()) != self._frozen:
+            if gc.get_freeze_count() != self._frozen:
                 # The first time; or the program has frozen objects since, young ones too, which become old unseen.
-                if frozen > _INTERPRETERS:
-                    gc.unfreeze()
-                self._noted.add(_core.objects(self._kinds))
-                if frozen > _INTERPRETERS:
-                    gc.freeze()
+                with unfrozen():
+                    self._noted.add(_core.objects(self._kinds))
                 self._frozen = gc.get_freeze_count()
             return self._noted.all()

@@ -128,6 +128,7 @@ parse_schema = _private("torch._C.parse_schema", "the parameters of a traced ope
 schemas_for_operator = _private("torch._C._jit_get_schemas_for_operator", "the parameters of an operator's overloads")
 dispatch_has_kernel = _private("torch._C._dispatch_has_kernel", "has an operator a kernel?")
 DispatchKey = _private("torch._C.DispatchKey", "is an operator a composition of others?")
+use_count = _private("torch.Tensor._use_count", "is it autograd alone that holds a tensor?", "captures take longer")
 decomposition_table = _private("torch._decomp.decomposition_table", "operators as compositions of others")
 DisableTorchFunction = _private("torch._C.DisableTorchFunction", "looks at tensors without being traced")
 validate_sample = _private(

@@ -10,7 +10,6 @@ import array
 import ctypes
 import enum
 import functools
-import gc
 import inspect
 import sys
 import threading
@@ -26,6 +25,8 @@ from torch import nn
 
 from ortmodule.core import torch_private
 from ortmodule.core.classes import is_made_by_statement
+from ortmodule.core.garbage import collect_garbage
+from ortmodule.core.references import has_frozen, referrers
 from ortmodule.core.snapshot import found_in
 from ortmodule.guards import code_reader
 from ortmodule.guards.code_reader import is_library, is_librarys
@@ -149,7 +150,9 @@ def _closures(users: Collection[types.CodeType]) -> list[types.FunctionType]:
     """The functions with this code that were not made by code of these: all that have variables of a closure."""
     made = {part for code in users for part in code_reader.inner(code)}
     codes = [code for code in users if code.co_freevars and code not in made]
-    found = gc.get_referrers(*codes) if codes else []
+    if codes and has_frozen():  # the look freezes what is garbage, too
+        collect_garbage()
+    found = referrers(codes) if codes else []
     return [each for each in found if isinstance(each, types.FunctionType) and each.__code__ in users]
 
 

@@ -11,7 +11,7 @@ import contextvars
 import gc
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
 
+from ortmodule.core.references import other_references, referrers
 from ortmodule.core.snapshot import KINDS, Attribute, Compared, ContextValue, Items, Snapshot
 from ortmodule.guards.surroundings import GlobalState, global_state
 
@@ -116,16 +117,14 @@ class Holders:
         for place in self._places.values():
             place.inside = []
 
-    def learn(self, tensors: Sequence[torch.Tensor]) -> Held:
+    def learn(self, tensors: list[torch.Tensor]) -> Held:
         """Remembers what holds ``tensors``, beside that list and caches of functions."""
         found = Held([], "", [])
         level: list[Any] = []
         skipped: list[Any] = [tensors, level, found.tensors]
-        for tensor in tensors:
-            holders = holders_of([tensor], skipped)
-            if holders and not any(type(each).__name__ in _CACHES for each in holders):
-                found.tensors.append(tensor)
-                found.word = found.word or f"a {type(holders[0]).__name__}"
+        for tensor, word in _not_in_caches(tensors, skipped):
+            found.tensors.append(tensor)
+            found.word = found.word or word
         level += found.tensors
         met = {id(each) for each in level}
         for _ in range(MOST_STEPS):
@@ -136,7 +135,8 @@ class Holders:
             for holder in holders:
                 inside = [ids[id(each)] for each in gc.get_referents(holder) if id(each) in ids]
                 skipped.append(inside)
-                for new in _places_of(holder, inside):
+                known = self._places.get((id(holder), None))
+                for new in _places_of(holder, inside) if known is None else [known]:  # it looks at all objects
                     place = self._places.setdefault((id(new.owner), new.name), new)
                     place.inside += inside
                     skipped.append(place.inside)
@@ -157,18 +157,35 @@ def holders_of(objects: list[Any], skipped: list[Any]) -> list[Any]:
     """What refers to ``objects``, but for frames, what is autograd's, and those ``skipped``."""
     ids = {id(each) for each in (*skipped, skipped, objects)}
     passing = types.FrameType, BackwardCFunction, _Place
-    found = gc.get_referrers(*objects) if objects else []
+    found = referrers(objects) if objects else []
     return [each for each in found if id(each) not in ids and not isinstance(each, passing)]
+
+
+def _not_in_caches(tensors: list[torch.Tensor], skipped: list[Any]) -> list[tuple[torch.Tensor, str]]:
+    """Those that something holds, with a word on it, and caches of functions do not."""
+    held = referred_to(tensors)
+    ids: dict[int, list[Any]] = {id(each): [] for each in held}
+    for holder in holders_of(held, [*skipped, ids]):
+        for each in {id(each) for each in gc.get_referents(holder)} & ids.keys():
+            ids[each].append(type(holder).__name__)
+    names = [(tensor, ids[id(tensor)]) for tensor in held]
+    return [(tensor, f"a {of[0]}") for tensor, of in names if of and not any(name in _CACHES for name in of)]
 
 
 def is_of_context(holder: Any) -> bool:
     """Is it the dictionary of a custom autograd function's context?"""
-    return type(holder) is dict and any(isinstance(each, BackwardCFunction) for each in gc.get_referrers(holder))
+    return type(holder) is dict and any(isinstance(each, BackwardCFunction) for each in referrers([holder]))
+
+
+def referred_to(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that a name or an object of Python refers to, that list aside."""
+    counts = other_references(tensors)
+    return [tensor for tensor, count in zip(tensors, counts, strict=True) if count]
 
 
 def is_held(tensors: list[torch.Tensor]) -> bool:
     """Does anything but that list, frames and what is autograd's refer to one of these?"""
-    return bool(tensors) and bool(holders_of(tensors, []))
+    return bool(holders_of(referred_to(tensors), [tensors]))
 
 
 def _is_passed(holder: Any) -> bool:
@@ -184,7 +201,7 @@ def _namespace(holder: dict) -> Any:
     if module is not None and vars(module) is holder:
         return module
     if "__module__" in holder:
-        return next((each for each in gc.get_referrers(holder) if isinstance(each, type)), None)
+        return next((each for each in referrers([holder]) if isinstance(each, type)), None)
     return None
 
 
@@ -200,7 +217,7 @@ def _places_of(holder: Any, inside: list[Any]) -> list[_Place]:
         names = [name for name, value in holder.items() if id(value) in ids]
         return [_Place(f"{owner.__name__}.{name}", owner, name) for name in names]
     if isinstance(holder, KINDS):
-        owner = next((each for each in gc.get_referrers(holder) if getattr(each, "__dict__", None) is holder), None)
+        owner = next((each for each in referrers([holder]) if getattr(each, "__dict__", None) is holder), None)
         return [_Place(_label(holder) if owner is None else type(owner).__name__, holder, attributes=owner is not None)]
     if isinstance(getattr(holder, "__dict__", None), dict) and any(id(v) in ids for v in vars(holder).values()):
         return [_Place(type(holder).__name__, vars(holder), attributes=True)]
@@ -214,13 +231,13 @@ _SLOT = types.MemberDescriptorType
 
 def _label(container: Any) -> str:
     """``Tracker.losses``: the attribute that holds it, or what it is."""
-    for holder in gc.get_referrers(container):
+    for holder in referrers([container]):
         if type(holder) is dict:
             key = next((key for key, value in holder.items() if value is container and isinstance(key, str)), None)
             if key is None:
                 continue
             if (owner := _namespace(holder)) is not None:
                 return f"{owner.__name__}.{key}"
-            owners = [each for each in gc.get_referrers(holder) if getattr(each, "__dict__", None) is holder]
+            owners = [each for each in referrers([holder]) if getattr(each, "__dict__", None) is holder]
             return f"{type(owners[0]).__name__}.{key}" if owners else f"[{key!r}] of a dictionary"
     return f"a {type(container).__name__}"

@@ -6,7 +6,6 @@ the submodule is a break of the graph then. It is looked for once, when the subm
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from ortmodule.core.live_objects import Noted
+from ortmodule.core.references import other_references
 from ortmodule.guards.holders import holders_of, is_of_context
 
 
@@ -58,11 +58,10 @@ def kept(
     holders = (leaves, results, others, candidates, new, *ours)
     counts = Counter(id(each) for holder in holders for each in holder)
     found: list[tuple[str, torch.Tensor]] = []
-    for tensor in candidates:
-        # Looking for what refers to it takes tens of milliseconds; lists of ours, `tensor` and the call do.
-        if sys.getrefcount(tensor) <= counts[id(tensor)] + 2:
-            continue
-        if (keeper := _keeper(tensor, holders)) is not None:
+    # But for lists of ours, of which `candidates` is one, something refers to these.
+    suspects = [t for t, n in zip(candidates, other_references(candidates), strict=True) if n >= counts[id(t)]]
+    for tensor in suspects:
+        if (keeper := _keeper(tensor, (*holders, suspects))) is not None:
             what = "its input" if id(tensor) in given else "a tensor that it computes"
             text = (
                 f"{what}, of shape {list(tensor.shape)}, leaves {name} by another way than its result "
