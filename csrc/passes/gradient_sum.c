@@ -2,18 +2,23 @@
  *
  *     c + a b                  ->  MatMulAdd(c, a, b)
  *     c + GatherGrad(dy, i)    ->  GatherGradAdd(c, dy, i)
+ *     Transpose(a) + Transpose(b)  ->  Transpose(a + b)
  *
  * Where a value has several readers, as the input of query, key and value has, its gradient is a sum. The product that
  * comes second adds to what the first has made: one buffer and a sweep over three less. So do the few rows of a table of
  * words that a batch has read, where the table is the weight of the last layer, too. Where a chain of pointwise
- * operators reads the sum, it reads the addends instead (pointwise_fusion), which is faster still.
+ * operators reads the sum, it reads the addends instead (pointwise_fusion), which is faster still. The gradients of a
+ * weight that a loop multiplies by at each step come transposed: they are added as they are, and the sum is transposed.
  *
  * On the CPU float32 and float64: sums of 16 bits are rounded to them one by one, as in PyTorch. On a GPU the product's
  * library adds what it has in float32 to c, whose other readers do not matter (it is not copied), and rounds once: so 16
  * bits too, and products of 16 bits that stay wide. Its rows it adds nowhere. */
 #include "passes/pipeline.h"
 
+#include "graph/emit.h"
 #include "ops/queries.h"
+
+#include <string.h>
 
 /* A product, or rows, of backward that only the sum sees. */
 static bool is_addend(const graph *g, const value *v) {
@@ -100,6 +105,32 @@ static status add_all(graph *g, int *fired) {
     return OK;
 }
 
-static status run(graph *g, int *fired) { return pass_end(g, add_all(g, fired)); }
+/* What only a sum sees, transposed by `n`. */
+static const node *transposed(const value *v) {
+    const node *n = v->def;
+    return n && n->backward && node_is(n, "Transpose") && value_is_private(v) ? n : NULL;
+}
+
+static status transpose_sum(graph *g, node *sum, int *fired) {
+    const node *a = is_sum(sum) ? transposed(sum->in[0]) : NULL, *b = a ? transposed(sum->in[1]) : NULL;
+    const int64_t *of_a, *of_b;
+    value *y;
+    int rank;
+
+    if (!b || a == b || !shape_equal(&sum->in[0]->shape, &sum->in[1]->shape)) return OK;
+    rank = node_ints(a, "perm", &of_a);
+    if (rank < 0 || node_ints(b, "perm", &of_b) != rank || memcmp(of_a, of_b, (size_t)rank * sizeof *of_a) != 0)
+        return OK;
+    TRY(emit(g, &y, "Add", a->in[0], b->in[0]));
+    TRY(emit_transpose_like(g, a, y, &y));
+    TRY(graph_replace(g, sum->out[0], y));
+    ++*fired;
+    return OK;
+}
+
+static status run(graph *g, int *fired) {
+    TRY(pass_rewrite_each(g, transpose_sum, fired));
+    return pass_end(g, add_all(g, fired));
+}
 
 const pass_def gradient_sum = {.name = "gradient_sum", .stage = AFTER_GRADIENT, .level = 1, .run = run};

@@ -19,20 +19,20 @@ import onnx
 import torch
 
 from ortmodule.capture.dynamic_dims import Capture
-from ortmodule.capture.trace_mode import memory_of
 from ortmodule.core import devices, pytree, rng_state
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Raised
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM, attributes
 from ortmodule.core.tensor_copies import with_attributes
+from ortmodule.core.tensor_memory import memory_of
 from ortmodule.core.tolerance import TOLERANCE, is_rounding, rounded
 from ortmodule.core.torch_private import TorchDispatchMode, unvalidated
 from ortmodule.engine.session import Session
 from ortmodule.guards.collectives import alone
 from ortmodule.guards.module_tree import Tree
+from ortmodule.host.escapes import changed_by_breaks
 from ortmodule.host.fallback import only_pytorch
-from ortmodule.host.opaque_regions import changed_by_breaks
 
 #: Operators whose results have sizes that values decide.
 _SIZED_BY_DATA = frozenset(("NonZero", "Compress", "Unique"))

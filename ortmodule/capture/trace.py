@@ -33,7 +33,7 @@ from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
 from ortmodule.capture.tensor_reads import TensorReads, given_to, set_by_forward
-from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, copied_in_trace, memory_of
+from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, copied_in_trace
 from ortmodule.capture.trace_record import Source, Trace, Write, path_in, vector
 from ortmodule.capture.traced_tables import TracedTables
 from ortmodule.core import pytree
@@ -45,6 +45,7 @@ from ortmodule.core.names import CHANGES_PARAMETER, STATE
 from ortmodule.core.pytree_tokens import SPLIT
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items, TensorMemory
+from ortmodule.core.tensor_memory import memory_of
 from ortmodule.core.torch_private import (
     DisableTorchFunction,
     TracedGraph,
@@ -182,7 +183,7 @@ def _record(
                 flat.recorder.where, flat.recorder.numbers = flat.regions.innermost, numbers
                 numbers.begin()
                 graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
-                flat.mode.check()
+                flat.mode.check(flat.regions.written)
                 flat.collectives.check()
             except Unflattenable as error:
                 failure = NotTraceable(f"forward returns {error}")
@@ -322,7 +323,8 @@ class _Flat(nn.Module):
             self._keep_contents()
             hooks, modules = self.tree.hooks.entries(), self.tree.modules.values()
             given = self.call.args if isinstance(self.call, functools.partial) else ()  # a forward that was assigned
-            around = self.tree.caches.holders.snapshot(modules, given)
+            around = self.tree.around(modules, given)
+            self.mode.around = {memory for t in around.tensors.values() if (memory := memory_of(t))}
             self.mode.keep(parameters)
             self._put_counters()
         args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)

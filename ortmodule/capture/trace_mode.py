@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -18,6 +18,7 @@ from ortmodule.core.names import CHANGES_PARAMETER
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Elements, Snapshot
 from ortmodule.core.tensor_copies import cloned
+from ortmodule.core.tensor_memory import GIVES_MEMORY, is_in_place, is_of_data, memory_of
 from ortmodule.core.torch_private import (
     DisableTorchFunction,
     get_tracing_state,
@@ -77,6 +78,7 @@ class TraceMode(TorchFunctionMode):
         self.dtensors = LocalTensors(tree, node, self.__torch_function__) if tree.parallel else None
         self.differentiates = torch.is_grad_enabled()
         self.outside: dict[int, torch.Tensor] = {}
+        self.around: Container[int] = ()  # the memory of tensors around the module, which autograd may know
         self._before: dict[int, Elements] = {}  # of those
         self._snapshot = Snapshot()  # what they held, and parameters that are written
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # memory of those that are gone is used again
@@ -115,6 +117,8 @@ class TraceMode(TorchFunctionMode):
                 self._before_write(each)
         elif isinstance(argument, torch.Tensor):
             memory = memory_of(argument)
+            if (id(argument) in self.outside or memory in self.around) and not is_number(argument):
+                self._refuse_write(argument)
             if memory in self._parameters and memory not in self._written:
                 parameter = self._parameters[memory]
                 detached = parameter.detach()
@@ -122,6 +126,12 @@ class TraceMode(TorchFunctionMode):
                     contents = detached.clone()
                 self._written.add(memory)
                 self._snapshot.add(Elements(parameter, contents, always=True))
+
+    def _refuse_write(self, tensor: torch.Tensor) -> NoReturn:
+        """Before it happens: nothing could put back what autograd knows of the tensor."""
+        text = f"forward changes a tensor of shape {list(tensor.shape)} that no attribute of a module holds"
+        self.failed = f"{text} ({scalar_guards.user_line()})"
+        raise NotTraceable(self.failed)
 
     def _look(self, arguments: Iterable[Any]) -> None:
         for argument in arguments:
@@ -145,9 +155,10 @@ class TraceMode(TorchFunctionMode):
         known = self._known.get(id(tensor))
         return known is not None and known() is tensor
 
-    def check(self) -> None:
+    def check(self, written: Container[int]) -> None:
         """Raises NotTraceable when forward changed a tensor that it has from elsewhere or under two names, or an
-        operator failed, or it is not clear how gradients of DTensors lie."""
+        operator failed, or it is not clear how gradients of DTensors lie. ``written``: ids of tensors from elsewhere
+        that breaks change."""
         if self.failed:
             raise NotTraceable(self.failed)
         if self.dtensors is not None:
@@ -156,7 +167,7 @@ class TraceMode(TorchFunctionMode):
             if tensor._version != version:
                 raise NotTraceable(f"{where}, and changes them later under another name")
         for key, tensor in self.outside.items():
-            if self._before[key].changed():
+            if self._before[key].changed() or key in written:
                 raise NotTraceable(
                     f"forward changes a tensor of shape {list(tensor.shape)} that no attribute of a module holds"
                 )
@@ -180,7 +191,7 @@ class TraceMode(TorchFunctionMode):
                 return self._draw(function, args, kwargs)
         if get_tracing_state() is None:
             tensor_facts.asked_in_node(function, args)
-            if _is_of_data(function, "__get__"):  # or no version would tell that a parameter is changed through it
+            if is_of_data(function, "__get__"):  # or no version would tell that a parameter is changed through it
                 return args[0].detach()
             return function(*args, **(kwargs or {}))
         if self.dtensors is not None and self.dtensors.concern(args, kwargs):
@@ -280,13 +291,15 @@ class TraceMode(TorchFunctionMode):
             bounds = symbolic_numbers.narrowing(args, kwargs)
             if bounds is not None and scalar_guards.decided_by_data(bounds[2:]):
                 return symbolic_numbers.narrowed(bounds, self._call)
-        if _is_of_data(function, "__get__"):
+        if is_of_data(function, "__get__"):
             return args[0].detach()
-        if _is_of_data(function, "__set__"):
+        if is_of_data(function, "__set__"):
             return self._move(*args)
-        if function is torch.Tensor.__setitem__ or _is_in_place(function.__name__):
+        if function is torch.Tensor.__setitem__ or is_in_place(function.__name__):
             self._before_write(args[:1])
         self._before_write(kwargs.get("out"))
+        if function.__name__ in GIVES_MEMORY and id(args[0]) in self.outside:
+            self._refuse_write(args[0])
         if "out" in kwargs:
             result = out_arguments.into(function, args, kwargs, self._call, self.is_made)
             if result is not NotImplemented:
@@ -304,7 +317,7 @@ class TraceMode(TorchFunctionMode):
         if (compared := scalar_guards.observed(function, args, kwargs)) is not NotImplemented:
             return compared
         unseen = not torch.is_grad_enabled() and self.differentiates
-        if unseen and (function is torch.Tensor.__setitem__ or _is_in_place(function.__name__) or "out" in kwargs):
+        if unseen and (function is torch.Tensor.__setitem__ or is_in_place(function.__name__) or "out" in kwargs):
             # What it writes is no result that could be stopped: its operands are.
             args = (*args[:1], *map(_operand_stopped, args[1:]))
             kwargs = {name: a if name == "out" else _operand_stopped(a) for name, a in kwargs.items()}
@@ -329,30 +342,12 @@ class TraceMode(TorchFunctionMode):
         return type(result)(map(_stopped, result)) if type(result) in (tuple, list) else result
 
 
-def memory_of(tensor: torch.Tensor) -> int:
-    """The address of its memory; 0: it has none, or none that is known."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
-
-
 def _without_changing_numbers(function: Any, args: tuple) -> Any:
     """`n += 1`, which a tensor has as `add_`, leaves a number as it was where it is used elsewhere."""
     name = getattr(function, "__name__", "")
-    if not _is_in_place(name) or not args or not isinstance(args[0], torch.Tensor) or not is_number(args[0]):
+    if not is_in_place(name) or not args or not isinstance(args[0], torch.Tensor) or not is_number(args[0]):
         return function
     return getattr(torch.Tensor, name.removesuffix("_"), function)
-
-
-def _is_of_data(function: Any, name: str) -> bool:
-    """Does it read, or set, `x.data`?"""
-    return getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == name
-
-
-def _is_in_place(name: str) -> bool:
-    """Is a function of this name one that changes its first operand: `add_`, `__iadd__`?"""
-    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
 
 
 def _let_go_of_indices() -> None:

@@ -20,7 +20,7 @@ from ortmodule.core.pytree import flatten
 from ortmodule.core.size_expr import formula_of, is_number
 from ortmodule.core.torch_private import get_value_trace
 from ortmodule.guards.module_tree import Tree
-from ortmodule.guards.size_tables import DictAttribute, Key, SizeTable, formulas_in, key_parts
+from ortmodule.guards.size_tables import KINDS, DictAttribute, Key, SizeTable, TableKey, formulas_in, key_parts
 
 _MISSING = object()
 
@@ -40,17 +40,16 @@ class TracedTables:
         for table in self.tree.tables:
             held = None if table.refused else table.held()
             if held is not None:
-                found.setdefault(id(held), _Table(self, table.attribute)).add(table)
-        before = [(each.attribute, each.attribute.find()) for each in found.values()]
-        for each in found.values():
-            each.attribute.set(each)
+                found.setdefault(id(held), _Table(self, table.attribute, held)).add(table)
         try:
+            for each in found.values():
+                each.attribute.set(each)
             yield
             for each in found.values():
                 each.check()
         finally:
-            for attribute, held in before:
-                attribute.set(held)
+            for each in found.values():
+                each.attribute.set(each.held)
 
     def learn(self, attribute: DictAttribute, key: Any, value: Any) -> None:
         """Forward sets ``value`` under a key of the dictionary in ``attribute``. Raises FillsCache where the key
@@ -63,9 +62,11 @@ class TracedTables:
             return
         if not tensors or not formulas_in(parts) or not self.tree.may_keep or structure.objects:
             return
+        if type(attribute.find()) not in (*KINDS, _Table):
+            return
         if any(t.requires_grad or is_number(t) or follows_from(get_value_trace(t), call) for t in tensors):
             return
-        made = SizeTable(attribute, parts, self.shapes)
+        made = SizeTable(attribute, TableKey(parts, self.shapes))
         if not any(made.is_like(table) for table in self.tree.tables):
             raise FillsCache([], [], [made])
 
@@ -90,11 +91,11 @@ def _whole(name: str) -> Callable[..., Any]:
 
 
 class _Table(dict[Any, Any]):
-    """In place of one dictionary."""
+    """In place of one dictionary, whose items it has for code that is not traced."""
 
-    def __init__(self, owner: TracedTables, attribute: DictAttribute) -> None:
-        super().__init__()
-        self.attribute, self._owner = attribute, owner
+    def __init__(self, owner: TracedTables, attribute: DictAttribute, held: dict[Any, Any]) -> None:
+        super().__init__(held)
+        self.attribute, self.held, self._owner = attribute, held, owner
         self._tables: list[SizeTable] = []
         self._values: list[Any] = []  # of these tables, None where there is nothing
         self._versions: list[tuple[torch.Tensor, int]] = []
@@ -107,7 +108,9 @@ class _Table(dict[Any, Any]):
 
     def check(self) -> None:
         """Raises where forward has found nothing under a key, and goes on without: the next call may find something;
-        and where it writes into a table."""
+        where it writes into a table; and where it puts another dictionary in the place of this one."""
+        if self.attribute.find() is not self:
+            self.refuse(f"forward sets the attribute {self.attribute.name}, which holds tables for sizes")
         if self._missed:
             self.refuse("forward looks for a table in a dictionary, and goes on without it")
         if any(tensor._version != version for tensor, version in self._versions):
@@ -128,8 +131,8 @@ class _Table(dict[Any, Any]):
             if parts is None or not formulas_in(parts):
                 self.refuse(f"{scalar_guards.user_line()} looks for another key among tables for sizes")
             for table, value in zip(self._tables, self._values, strict=True):
-                if value is not None and Key(parts).traced() == table.key.of(self._owner.shapes):
-                    for ours, theirs in _pairs(key, parts, table.key.at(self._sizes(table))):
+                if value is not None and Key(parts).traced() == table.place.key.of(self._owner.shapes):
+                    for ours, theirs in _pairs(key, parts, table.place.key.at(self._sizes(table))):
                         recorder.read(ours == theirs)
                     return value
         self._missed = True
@@ -137,7 +140,7 @@ class _Table(dict[Any, Any]):
 
     def _sizes(self, table: SizeTable) -> list[Any]:
         tensors = self._owner.tensors
-        return [dim if isinstance(dim, int) else tensors[dim[0]].size(dim[1]) for dim in table.key.dims]
+        return [dim if isinstance(dim, int) else tensors[dim[0]].size(dim[1]) for dim in table.place.key.dims]
 
     def __contains__(self, key: Any) -> bool:
         return self._find(key) is not _MISSING
@@ -171,6 +174,12 @@ class _Table(dict[Any, Any]):
     ):  # fmt: skip
         locals()[_name] = _whole(_name)
     __hash__ = None  # dictionaries have none
+
+    def __getattr__(self, name: str) -> Any:
+        """What other dictionaries have: `move_to_end`, `default_factory`."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self.refuse(f"{scalar_guards.user_line()} uses {name} of a dictionary with tables for sizes")
 
 
 def _pairs(key: Any, parts: Any, value: Any) -> Iterator[tuple[torch.Tensor, Any]]:

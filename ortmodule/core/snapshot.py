@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy
@@ -153,17 +154,45 @@ def fill(container: Any, then: Any) -> None:
 
 
 class Attribute:
-    """The object that an attribute, or a cell, is bound to; not what is in it."""
+    """The object that an attribute, or a cell, is bound to; not what is in it. A class may have it from another one."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name, self.then = owner, name, found_in(owner, name)
+        self._is_own = self._owns()
+
+    def _owns(self) -> bool:
+        return not isinstance(self.owner, type) or self.name in vars(self.owner)
 
     def changed(self) -> bool:
-        return found_in(self.owner, self.name) is not self.then
+        return found_in(self.owner, self.name) is not self.then or self._owns() != self._is_own
 
     def put_back(self) -> None:
-        if self.changed():
+        if not self.changed():
+            return
+        if self.then is _MISSING or not self._is_own:
+            with suppress(AttributeError):
+                delattr(self.owner, self.name)
+        else:
             setattr(self.owner, self.name, self.then)
+
+
+class NewAttributes:
+    """What gets into a class, or a module, under a name that nothing had there; but for modules (`import a.b`) and for
+    names with two underscores."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner, self.then = owner, frozenset(vars(owner))
+
+    def names(self) -> list[str]:
+        new = [(name, value) for name, value in vars(self.owner).items() if name not in self.then]
+        return [name for name, value in new if not name.startswith("__") and not isinstance(value, ModuleType)]
+
+    def changed(self) -> bool:
+        return bool(self.names())
+
+    def put_back(self) -> None:
+        for name in self.names():
+            delattr(self.owner, name)
 
 
 def found_in(owner: Any, name: str, missing: Any = _MISSING) -> Any:

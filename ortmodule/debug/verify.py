@@ -98,7 +98,7 @@ def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, bef
     hooks = [
         each for m in tree.modules.values() for d in (m._forward_hooks, m._forward_pre_hooks) for each in d.values()
     ]
-    around = tree.caches.holders.snapshot(tree.modules.values(), hooks)
+    around = tree.around(tree.modules.values(), hooks)
     with tree.isolated() as copies, around.around():
         before.states.put_back()
         for kept in before.containers:

@@ -24,6 +24,7 @@ class CodeUse(NamedTuple):
 
     globals: tuple[str, ...]  # read or set, or imported
     globals_read: tuple[str, ...]
+    globals_set: tuple[str, ...]  # or deleted
     imports: tuple[str, ...]  # modules
     attributes: frozenset[str]  # read
     attributes_set: frozenset[str]  # or deleted
@@ -36,6 +37,7 @@ class CodeUse(NamedTuple):
 def read(code: types.CodeType) -> CodeUse:
     known: dict[str, None] = {}
     loaded: dict[str, None] = {}
+    stored: dict[str, None] = {}
     imports: dict[str, None] = {}
     attributes: set[str] = set()
     attributes_set: set[str] = set()
@@ -47,6 +49,8 @@ def read(code: types.CodeType) -> CodeUse:
             known[argument] = None
         if kind.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
             loaded[argument] = None
+        elif kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            stored[argument] = None
         elif kind == "IMPORT_NAME":
             imports[argument] = None
         elif kind.startswith(("LOAD_ATTR", "LOAD_METHOD")):
@@ -58,7 +62,7 @@ def read(code: types.CodeType) -> CodeUse:
         has_effects |= kind.startswith(_EFFECTS) and not kind.startswith(_LOCAL)
         has_super |= kind.startswith("LOAD_SUPER")
     names = frozenset(attributes), frozenset(attributes_set), frozenset(local)
-    return CodeUse(tuple(known), tuple(loaded), tuple(imports), *names, has_effects, has_super)
+    return CodeUse(tuple(known), tuple(loaded), tuple(stored), tuple(imports), *names, has_effects, has_super)
 
 
 def inner(code: types.CodeType) -> list[types.CodeType]:

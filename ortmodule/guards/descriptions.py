@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
@@ -74,14 +74,27 @@ class Description:
     attributes: list[tuple[Any, str, Any]] = field(default_factory=list)  # (of an object or a class, name, value)
     objects: list[Any] = field(default_factory=list)  # plain ones
     polled: bool = False  # it can change without a sign in `containers` and `attributes`
-    refilled: bool = False  # it is no matter which tensors are in its containers
 
     def mutable(self) -> list[Any]:
         """Everything in it that can be changed in place."""
         return [*self.containers, *self.others]
 
+    def without_tensors(self) -> Description:
+        """The same, whichever tensors are in its containers."""
+        return replace(self, parts=_without_tensors(self.parts))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Description) and self.parts == other.parts
+
+
+def _without_tensors(parts: list[Any]) -> list[Any]:
+    return [_without_tensor(part) if isinstance(part, (Is, SomeFields)) else part for part in parts]
+
+
+def _without_tensor(part: Is | SomeFields) -> Any:
+    if isinstance(part, SomeFields):
+        return SomeFields({name: _without_tensors(parts) for name, parts in part.values.items()}, part.order)
+    return "a tensor" if isinstance(part.value, torch.Tensor) else part
 
 
 class OfKind(Description):
@@ -93,16 +106,14 @@ class OfKind(Description):
 
 
 def describe(
-    value: Any, names: dict[int, str] | None = None, read: Fields | None = None, items: ItemReads | None = None,
-    refilled: bool = False,
+    value: Any, names: dict[int, str] | None = None, read: Fields | None = None, items: ItemReads | None = None
 ) -> Description:  # fmt: skip
     """``value`` as something that is equal for equal ones. ``names``: of modules and tensors, by their ids. ``read``:
-    what counts of plain objects; ``items``: of the value, a dictionary or a namespace. ``refilled``: as of
-    :class:`Description`.
+    what counts of plain objects; ``items``: of the value, a dictionary or a namespace.
 
     Raises Unguardable.
     """
-    found = Description(refilled=refilled)
+    found = Description()
     _Walk(found, found.parts, names or {}, read or {}).add(value, items)
     return found
 
@@ -222,7 +233,7 @@ class _Walk:
     def _tensor(self, value: torch.Tensor) -> Any:
         """A tensor that is the attribute itself is an input of graphs; one in a container is a part of them."""
         if self.depth:
-            return "a tensor" if self.found.refilled else Is(value)
+            return Is(value)
         return str(value.layout), value.dtype, value.requires_grad, value.device, value.shape
 
     def _container(self, value: Any, cls: type) -> None:

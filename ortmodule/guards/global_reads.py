@@ -88,10 +88,13 @@ def read_by(function: types.FunctionType, seen: set[Any], objects: Objects | Non
             continue
         seen.add(code)
         codes += code_reader.inner(code)
+        if objects is not None and users:
+            yield from ((owner, name) for name in code_reader.read(code).globals_set if name not in vars(owner))
         for name in _globals_in(code, vars(owner)):
             value = vars(owner).get(name, _MISSING)
             if objects is not None and users:
                 objects.append((name, value))
+                objects += _named_in(value, code.co_names)
             if isinstance(value, types.FunctionType):
                 yield from read_by(value, seen, objects)
             if is_plain_value(value) or (users and (is_held(value) or isinstance(value, types.FunctionType))):
@@ -114,15 +117,17 @@ def _defaults(function: types.FunctionType, objects: Objects | None) -> Iterator
 
 
 def read_by_code(
-    ran: Mapping[types.CodeType, dict[str, Any]], classes: Iterable[type]
+    ran: Mapping[types.CodeType, dict[str, Any]], classes: Iterable[type], modules: Iterable[type] = ()
 ) -> Iterator[tuple[Any, str, str]]:  # fmt: skip
     """What code that users wrote, and that has run, may have read around it, and where. ``ran``: with its globals;
-    ``classes``: of objects, which it may be a method of."""
+    ``classes``: of objects, which it may be a method of; ``modules``: classes of modules, which any code may be given
+    (`type(module).scale`)."""
     users: dict[types.CodeType, types.ModuleType] = {}
     for code, space in ran.items():
         module = sys.modules.get(space.get("__name__") or "")
         if module is not None and vars(module) is space and not is_library(module):
             users[code] = module
+    held = {cls: _held_by(cls) for cls in dict.fromkeys(modules)}
     for code, module in users.items():
         where, space = f"{code.co_filename}:{code.co_firstlineno}", vars(module)
         for name in _globals_in(code, space):
@@ -131,6 +136,7 @@ def read_by_code(
                 yield module, name, where
             yield from ((owner, each, where) for owner, each in _attributes(value, code.co_names))
         yield from ((owner, each, where) for owner, each in _imported_in(code))
+        yield from ((cls, each, where) for cls, names in held.items() for each in names.intersection(code.co_names))
     for cls in {base for each in classes for base in each.__mro__ if not is_librarys(base)}:
         for part in vars(cls).values():
             for function in functions_behind(part):
@@ -215,6 +221,20 @@ def _attributes(value: Any, names: Iterable[str], depth: int = 0) -> Iterator[Pl
             yield value, name
         elif depth < MOST_DEPTH and (isinstance(found, (types.ModuleType, type)) or (library and _is_made(found))):
             yield from _attributes(found, names, depth + 1)
+
+
+def _named_in(module: Any, names: Iterable[str], depth: int = 0) -> Objects:
+    """What has one of these names in a module that users wrote, or in one inside: `helpers.register(loss)`."""
+    if not isinstance(module, types.ModuleType) or is_library(module) or depth > MOST_DEPTH:
+        return []
+    found = [(name, vars(module)[name]) for name in names if name in vars(module)]
+    return [*found, *(each for _, part in found for each in _named_in(part, names, depth + 1))]
+
+
+def _held_by(cls: type) -> set[str]:
+    """The names under which a class that users wrote, or one that it is derived from, has a value."""
+    bases = [base for base in cls.__mro__ if is_made_by_statement(base) and not is_librarys(base)]
+    return {name for base in bases for name, part in vars(base).items() if not name.startswith("__") and is_held(part)}
 
 
 def _is_made(value: Any) -> bool:

@@ -142,7 +142,7 @@ class Attributes:
                 kept[identity, name] = place
             for function in functions_behind(fields.found(value, name).value):
                 kept |= self._around((*read_by(function, codes), *read_of(type(value), function)), place)
-        for owner, name, where in read_by_code(reads.ran, reads.classes()):
+        for owner, name, where in read_by_code(reads.ran, reads.classes(), map(type, self._modules.values())):
             kept |= self._around([(owner, name)], where)
         return kept
 
@@ -203,14 +203,15 @@ class Attributes:
         if isinstance(value, dict) and any(not table.refused for table in self.tables.get(key, ())):
             return Description([type(value)])
         items = self._items.get(key) if type(value) in item_reads.KINDS else None
-        place = id(value) if items is None and key not in self.refilled else key
+        place = id(value) if items is None else key
         if place not in known:
             try:
-                known[place] = describe(value, self._names, self._fields, items, key in self.refilled)
+                known[place] = describe(value, self._names, self._fields, items)
             except Unguardable:
                 known[place] = None
             known[None, id(value)] = value  # no other object gets this id meanwhile
-        return known[place]
+        found = known[place]
+        return found.without_tensors() if found is not None and key in self.refilled else found
 
     @property
     def polled(self) -> bool:

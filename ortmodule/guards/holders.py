@@ -20,7 +20,8 @@ from torch import nn
 from torch.autograd.function import BackwardCFunction
 
 from ortmodule.core.references import other_references, referrers
-from ortmodule.core.snapshot import KINDS, Attribute, Compared, ContextValue, Items, Snapshot
+from ortmodule.core.snapshot import KINDS, Attribute, Compared, ContextValue, Items, NewAttributes, Snapshot
+from ortmodule.guards.code_reader import is_of
 from ortmodule.guards.surroundings import GlobalState, global_state
 
 MOST_STEPS = 6  # outwards from a tensor: a list in a dictionary in an object in a list ...
@@ -75,8 +76,8 @@ class _Place:
                 dict.pop(owner, each, None)
             elif isinstance(owner, set):
                 set.discard(owner, each)
-            else:
-                del owner[next(i for i, item in enumerate(owner) if item is each)]
+            elif (at := next((i for i, item in enumerate(owner) if item is each), None)) is not None:
+                del owner[at]
 
 
 @dataclass
@@ -98,7 +99,10 @@ class Holders:
         """What ``modules`` may change around them, as it is now, by name: see :func:`global_state`."""
         found = global_state(modules, hooks)
         for place in self._places.values():
-            found.add_named(place.label, place.kept())
+            kept: Any = place.kept()
+            found.add_named(place.label, kept)
+            held = kept.items() if isinstance(kept, Items) else (kept.then,)
+            found.tensors |= {id(each): each for each in held if isinstance(each, torch.Tensor)}
         return found
 
     def put_back(self, around: Snapshot) -> None:
@@ -150,6 +154,8 @@ class Holders:
 def _key(kept: Any) -> tuple[int, str | None]:
     if isinstance(kept, Attribute):
         return id(kept.owner), kept.name
+    if isinstance(kept, NewAttributes):
+        return id(kept.owner), None
     return id(kept.container if isinstance(kept, Items) else kept.variable), None
 
 
@@ -239,5 +245,7 @@ def _label(container: Any) -> str:
             if (owner := _namespace(holder)) is not None:
                 return f"{owner.__name__}.{key}"
             owners = [each for each in referrers([holder]) if getattr(each, "__dict__", None) is holder]
+            if owners and is_of(type(owners[0]), ("ortmodule",)):
+                continue
             return f"{type(owners[0]).__name__}.{key}" if owners else f"[{key!r}] of a dictionary"
     return f"a {type(container).__name__}"

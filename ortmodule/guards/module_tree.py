@@ -18,6 +18,7 @@ from torch.nn.modules import module as nn_module
 
 from ortmodule import _core
 from ortmodule.core.errors import NotInEngine
+from ortmodule.core.tensor_memory import memory_of
 from ortmodule.guards import isolation
 from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.guards import Attributes, Guards, Sites
@@ -25,6 +26,7 @@ from ortmodule.guards.holders import Holders
 from ortmodule.guards.inventory import PLAIN_TENSORS, Inventory, Slot
 from ortmodule.guards.module_hooks import GLOBAL_HOOKS, HOOKS, ModuleHooks
 from ortmodule.guards.size_tables import SizeTable
+from ortmodule.guards.surroundings import GlobalState
 
 MOST_KEYS = 1024  # of one tree
 _numbers = itertools.count()
@@ -76,6 +78,17 @@ class Tree(Inventory):
         if owner is not None:
             self.attributes.resized.add((id(owner), key))
 
+    def around(self, modules: Iterable[nn.Module], hooks: Iterable[Any] = ()) -> GlobalState:
+        """What ``modules`` and ``hooks`` may change around them, as it is now; its tensors are none of this tree."""
+        found = self.caches.holders.snapshot(modules, hooks)
+        if found.tensors:
+            slots = (*self.parameters, *self.buffers, *self.plain)
+            held = [tensor for slot in slots if isinstance(tensor := slot.find(), torch.Tensor)]
+            own = {id(tensor) for tensor in held} | {memory for tensor in held if (memory := memory_of(tensor))}
+            others = [t for t in found.tensors.values() if id(t) not in own and memory_of(t) not in own]
+            found.tensors = {id(t): t for t in others}
+        return found
+
     def fill(self, tensors: Iterable[Slot], numbers: Iterable[Slot]) -> None:
         """PyTorch is about to run a call that puts ``tensors`` into attributes, where later ones find them, and
         ``numbers`` beside them."""
@@ -88,7 +101,7 @@ class Tree(Inventory):
     def keep(self, tables: Iterable[SizeTable], shapes: Sequence[Sequence[int]]) -> None:
         """PyTorch is about to run a call, with inputs of these sizes, that fills ``tables``."""
         for table in tables:
-            table.fill(shapes)
+            table.place.fill(shapes)
             self._add_table(table)
 
     def _add_table(self, table: SizeTable) -> None:

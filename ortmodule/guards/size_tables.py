@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,6 +34,7 @@ class DictAttribute(Protocol):
     def set(self, value: Any, /) -> None: ...
 
 
+KINDS = (dict, OrderedDict, defaultdict)
 MOST_CHOICES = 64  # of dimensions that the sizes in a key may be those of
 MOST_SHAPES = 4096  # of which the key is remembered
 
@@ -84,49 +86,92 @@ def formulas_in(part: Any) -> list[SizeFormula]:
     return [part] if isinstance(part, SizeFormula) else []
 
 
-class SizeTable:
-    """What a dictionary holds under one key. As a holder (`Inventory.resized`) it has the tensors of this thread's
-    latest call by their numbers."""
+class TableKey:
+    """Under which key a table is, for each call: the dimensions that the sizes in it are those of are settled by the
+    dictionary that the first call has filled."""
 
-    def __init__(self, attribute: DictAttribute, parts: Any, traced: Shapes) -> None:
-        """``attribute``: holds the dictionary. ``parts``: of the key, as met in a trace at the sizes ``traced``."""
-        self.attribute, self.key = attribute, Key(parts)
+    def __init__(self, parts: Any, traced: Shapes) -> None:
+        """``parts``: of the key, as met in a trace at the sizes ``traced``."""
+        self.key = Key(parts)
+        self._choices: list[tuple[Dim | int, ...]] | None = _possible(parts, traced)
+        self._filled: Shapes = ()  # the call that is to fill it
+        self._found: dict[tuple, Any] = {}
+
+    def fill(self, shapes: Shapes) -> None:
+        """PyTorch is about to run the first call that puts something under the key."""
+        self._filled = shapes
+
+    def settle(self, held: dict[Any, Any]) -> bool:
+        """False: what that call has put into the dictionary is under no such key."""
+        choices = self._choices
+        if choices is None:
+            return True
+        keys = [Key(self.key.parts, dims) for dims in choices]
+        fitting = next((key for key in keys if self._fits(key, held)), None)
+        if fitting is not None:
+            self.key = fitting
+        self._choices = None  # behind the key: another thread may ask
+        return fitting is not None
+
+    def _fits(self, key: Key, held: dict[Any, Any]) -> bool:
+        try:
+            return key.of(self._filled) in held
+        except (LookupError, TypeError):
+            return False
+
+    def of(self, shapes: tuple) -> Any:
+        """For a call with tensors of these sizes. Raises LookupError for one with others."""
+        found = self._found.get(shapes)
+        if found is None:
+            if len(self._found) >= MOST_SHAPES:
+                self._found.clear()
+            found = self._found[shapes] = self.key.of(shapes)
+        return found
+
+
+def _possible(parts: Any, traced: Shapes) -> list[tuple[Dim | int, ...]]:
+    """What the sizes in a key may be those of: of each dimension of that size, or none."""
+    sizes = [size for formula in formulas_in(parts) for size in formula.sizes]
+    dims = [(i, d) for i, shape in enumerate(traced) for d in range(len(shape))]
+    each: list[list[Dim | int]] = [[*(dim for dim in dims if traced[dim[0]][dim[1]] == n), n] for n in sizes]
+    return list(itertools.islice(itertools.product(*each), MOST_CHOICES))
+
+
+class SizeTable:
+    """What a dictionary holds under one key: the tensors of this thread's latest call, by their numbers
+    (`Inventory.resized`)."""
+
+    def __init__(self, attribute: DictAttribute, place: TableKey) -> None:
+        """``attribute``: holds the dictionary. ``place``: where in it."""
+        self.attribute, self.place = attribute, place
         self.structure: pytree.Structure | None = None  # of what it holds; None: there was nothing yet
         self.count = 0  # of the tensors in it
         self.refused = False
-        self._choices: list[tuple[Dim | int, ...]] | None = self._possible(traced)
-        self._filled: Shapes = ()  # the call that is to fill it
         self._waited: set[Any] = set()  # keys for which PyTorch has run a call
-        self._keys: dict[tuple, Any] = {}
         self._local = threading.local()
-
-    def _possible(self, traced: Shapes) -> list[tuple[Dim | int, ...]]:
-        """What the sizes of the key may be those of: of each dimension of that size, or none."""
-        sizes = [size for formula in formulas_in(self.key.parts) for size in formula.sizes]
-        dims = [(i, d) for i, shape in enumerate(traced) for d in range(len(shape))]
-        each: list[list[Dim | int]] = [[*(dim for dim in dims if traced[dim[0]][dim[1]] == n), n] for n in sizes]
-        return list(itertools.islice(itertools.product(*each), MOST_CHOICES))
 
     def is_like(self, other: SizeTable) -> bool:
         """Is it for the same key of the same dictionary?"""
-        return self.attribute.name == other.attribute.name and self.key.is_like(other.key)
+        return self.attribute.name == other.attribute.name and self.place.key.is_like(other.place.key)
 
-    def fill(self, shapes: Shapes) -> None:
-        """PyTorch is about to run the call that fills it first."""
-        self._filled = shapes
-
-    # --- calls ----------------------------------------------------------------------------------------------------
+    def held(self) -> dict[Any, Any] | None:
+        """The dictionary of now. Others than Python's own may do more than to look for a key."""
+        found = self.attribute.find()
+        return found if type(found) in KINDS else None
 
     def select(self, shapes: tuple) -> bool:
         """Takes the tensors for a call with inputs of these sizes. False: they are not there, and PyTorch has to run
         such a call, which may put them there."""
         self._local.now = None
         held = self.held()
-        if self.refused or held is None or not self._is_settled(held):
+        if self.refused or held is None:
+            return True
+        self.refused = not self.place.settle(held)
+        if self.refused:
             return True
         key = None
         try:
-            key = self.key_of(shapes)
+            key = self.place.of(shapes)
             tensors, structure = pytree.flatten(held[key])
         except (LookupError, TypeError, Unflattenable):
             return key is None or self._wait(key)
@@ -140,40 +185,10 @@ class SizeTable:
     def _wait(self, key: Any) -> bool:
         if key in self._waited:
             return True
+        if len(self._waited) >= MOST_SHAPES:
+            self._waited.clear()
         self._waited.add(key)
         return False
-
-    def key_of(self, shapes: tuple) -> Any:
-        """Raises LookupError for a call with other tensors."""
-        found = self._keys.get(shapes)
-        if found is None:
-            if len(self._keys) >= MOST_SHAPES:
-                self._keys.clear()
-            found = self._keys[shapes] = self.key.of(shapes)
-        return found
-
-    def held(self) -> dict[Any, Any] | None:
-        """The dictionary of now."""
-        found = self.attribute.find()
-        return found if isinstance(found, dict) else None
-
-    def _is_settled(self, held: dict[Any, Any]) -> bool:
-        """Which dimensions its sizes are those of: the call that was to fill it tells."""
-        if self._choices is not None:
-            keys = [Key(self.key.parts, dims) for dims in self._choices]
-            fitting = [key for key in keys if self._fits(key, held)]
-            self._choices = None
-            self.refused = not fitting
-            self.key = fitting[0] if fitting else self.key
-        return not self.refused
-
-    def _fits(self, key: Key, held: dict[Any, Any]) -> bool:
-        try:
-            return key.of(self._filled) in held
-        except (LookupError, TypeError):
-            return False
-
-    # --- a holder of tensors ----------------------------------------------------------------------------------------
 
     def numbers(self) -> range:
         """Of the tensors that it holds when there are any."""
@@ -204,7 +219,7 @@ class SizeTable:
         """Puts the tensors of now into the dictionary, which is isolated, under the key for these sizes."""
         held = self.held()
         if held is not None and (value := self.value()) is not None:
-            held[self.key_of(tuple(shapes))] = value
+            held[self.place.of(tuple(shapes))] = value
 
 
 def key_parts(key: Any, formula: Any) -> Any:

@@ -11,6 +11,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,10 +21,11 @@ from torch import nn
 
 from ortmodule.core.classes import is_made_by_statement
 from ortmodule.core.pytree import CONSTANTS
-from ortmodule.core.snapshot import Attribute, ContextValue, Items, Snapshot, found_in
+from ortmodule.core.snapshot import Attribute, ContextValue, Items, NewAttributes, Snapshot, found_in
 from ortmodule.guards.code_reader import is_library, is_librarys
 from ortmodule.guards.fields import is_holding
 from ortmodule.guards.global_reads import MUTABLE, SPACES, Objects, Place, is_plain_value, read_by, read_by_modules
+from ortmodule.guards.outside_writes import OutsideWrites
 
 MOST_ITEMS = 4096  # of a container whose contents are looked at
 MOST_OBJECTS = 4096  # that are looked at
@@ -35,11 +37,23 @@ _APART = (nn.Module, torch.autograd.Function)
 
 
 class GlobalState(Snapshot):
-    """A snapshot of what is around modules, and all the ``values`` that were looked at for it."""
+    """A snapshot of what is around modules, and all the ``values`` that were looked at for it. ``tensors``: those in
+    it, and those of modules in it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.values: list[Any] = []
+        self.tensors: dict[int, torch.Tensor] = {}  # by their ids
+        self.written: dict[int, torch.Tensor] = {}  # those of them that code would have written into
+
+    def writes(self) -> OutsideWrites:
+        """Inside, nothing is written into the tensors."""
+        return OutsideWrites(self.tensors.values(), self.written)
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        with super().around(), self.writes():
+            yield
 
 
 def global_state(modules: Iterable[nn.Module], hooks: Iterable[Any] = ()) -> GlobalState:
@@ -91,10 +105,17 @@ class _Surroundings:
         self._places: set[tuple[int, str]] = set()
         self._containers: set[int] = set()
         self._met: dict[int, Any] = {}
-        self._add_places(read_by_modules(list(modules), self._seen, self._objects))
+        modules = list(modules)
+        self._add_places(read_by_modules(modules, self._seen, self._objects))
         waiting = deque(self._objects)
+        for cls in dict.fromkeys(map(type, modules)):  # its attributes are changed by way of objects: `type(self).n`
+            self._objects = []
+            waiting += self._in_class(cls)
+            waiting += self._objects
         while waiting and len(self._met) < MOST_OBJECTS:
             name, value = waiting.popleft()
+            if isinstance(value, (torch.Tensor, nn.Module)):
+                self._add_tensors(value)
             if isinstance(value, _LEFT) or id(value) in self._met:
                 continue
             self._met[id(value)] = value
@@ -102,6 +123,13 @@ class _Surroundings:
             waiting += self._inside(name, value)
             waiting += self._objects
         self.found.values = list(self._met.values())
+
+    def _add_tensors(self, value: torch.Tensor | nn.Module) -> None:
+        if isinstance(value, torch.Tensor):
+            self.found.tensors[id(value)] = value
+        elif id(value) not in self._met and not isinstance(value, torch.jit.ScriptModule):
+            self._met[id(value)] = value
+            self.found.tensors |= {id(t): t for t in (*value.parameters(), *value.buffers())}
 
     def _add(self, name: str, kept: Any) -> None:
         self.entries.append((name, kept))
@@ -117,6 +145,9 @@ class _Surroundings:
             if (id(owner), name) in self._places or (isinstance(owner, types.ModuleType) and is_library(owner)):
                 continue
             self._places.add((id(owner), name))
+            if isinstance(owner, types.ModuleType) and id(owner) not in self._containers:
+                self._containers.add(id(owner))
+                self._add(owner.__name__, NewAttributes(owner))
             value = found_in(owner, name)
             fixed = is_plain_value(value) or isinstance(value, (tuple, frozenset, torch.Tensor))
             if fixed or _is_looked_into(value):
@@ -159,17 +190,24 @@ class _Surroundings:
         yield from ((f"{name}.{key}", each) for key, each in vars(function).items())
 
     def _in_class(self, cls: type) -> Iterator[tuple[str, Any]]:
-        for base in cls.__mro__:
-            if is_librarys(base) or not is_made_by_statement(base) or (base is not cls and id(base) in self._met):
+        inherited: dict[str, None] = {}  # by this class, or one that it is derived from
+        for base in reversed(cls.__mro__):
+            if is_librarys(base) or not is_made_by_statement(base):
                 continue
+            known = base is not cls and id(base) in self._met
             self._met[id(base)] = base
             for key, part in list(vars(base).items()):
                 part = getattr(part, "__func__", getattr(part, "fget", part))
                 if isinstance(part, types.FunctionType):
                     self._add_places(read_by(part, self._seen, self._objects))
                 elif not key.startswith("__"):
+                    inherited[key] = None
+                    if not known:
+                        yield f"{base.__name__}.{key}", part
+            if not known:
+                for key in inherited:
                     self._add(f"{base.__name__}.{key}", Attribute(base, key))
-                    yield f"{base.__name__}.{key}", part
+                self._add(base.__name__, NewAttributes(base))
 
     def _in_object(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(attributes := getattr(value, "__dict__", None), dict):

@@ -15,7 +15,11 @@ import torch
 
 from ortmodule.core.live_objects import Noted
 from ortmodule.core.references import other_references
+from ortmodule.core.snapshot import TensorMemory
 from ortmodule.guards.holders import holders_of, is_of_context
+from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.surroundings import GlobalState
+from ortmodule.host.host_node import Node
 
 
 class Young:
@@ -74,3 +78,12 @@ def kept(
 def still_kept(tensor: torch.Tensor | None) -> bool:
     """Does something keep a tensor of a trace that is over?"""
     return tensor is not None and _keeper(tensor, ()) is not None
+
+
+def changed_by_breaks(tree: Tree, nodes: Sequence[Node]) -> GlobalState:
+    """What breaks among ``nodes`` may change: what is around the module, parameters."""
+    breaks = any(node.breaks for node in nodes)
+    around = tree.around(tree.modules.values() if breaks else ())
+    for slot in (slot for node in nodes for slot in node.writes):
+        around.add(TensorMemory(slot.get()))
+    return around

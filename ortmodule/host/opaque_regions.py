@@ -25,7 +25,7 @@ from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.interception import Replacement, original, replaced
 from ortmodule.core.names import REENTRANT
 from ortmodule.core.size_expr import is_number
-from ortmodule.core.snapshot import Items, Snapshot, TensorMemory
+from ortmodule.core.snapshot import Items
 from ortmodule.core.tensor_copies import as_operand
 from ortmodule.core.torch_private import (
     EXPORTER_GLOBALS,
@@ -41,6 +41,7 @@ from ortmodule.guards.collectives import alone
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_hooks import without
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.surroundings import GlobalState
 from ortmodule.host import autograd_functions, escapes
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Modes, Node, leaves_of, nodes_behind, operands_of, specs_of
@@ -110,6 +111,7 @@ class Regions:
         self.generators: list[torch.Generator] = []  # the same of torch's generators
         self.filled: Any = None  # they, flattened, as they were in the beginning, or as breaks have left them
         self.altered: list[Any] = []  # what breaks change of what is around them
+        self.written: dict[int, torch.Tensor] = {}  # the tensors there that they write into, by their ids
         self.escaped: list[weakref.ref[torch.Tensor]] = []  # what something keeps of breaks
         self.kept: list[weakref.ref[torch.Tensor]] = []  # what breaks have made, and was there behind them
         self.containers: dict[int, int] = {}  # numbers of those in the beginning, by their ids
@@ -247,10 +249,10 @@ class Regions:
         own, inputs = self._own(operands, numbers) if kind == "function" else ({}, {})
         with eagerly(), alone():
             owner = None if node.owner is None else self.tree.modules[node.owner]
-            around = None if owner is None else self.tree.caches.holders.snapshot([owner])
+            around = None if owner is None else self.tree.around([owner])
             by_itself = kind in ("function", "draw", "collective")
             before = None if by_itself else self.entered(name if kind == "module" else "")
-            outputs, mine, made = self._run_and_look(node, operands)
+            outputs, mine, made = self._run_and_look(node, operands, around)
             if not by_itself:
                 if name in self.opaque.wrapped:
                     node.makes = len(leaves_of(outputs))
@@ -328,7 +330,7 @@ class Regions:
         return ""
 
     def _find_escapes(
-        self, node: Node, leaves: Sequence, outputs: list, count: int, new: list, around: Snapshot
+        self, node: Node, leaves: Sequence, outputs: list, count: int, new: list, around: GlobalState
     ) -> None:
         """Makes a break of a submodule that has run, where something that it computes is seen by others.
 
@@ -340,6 +342,9 @@ class Regions:
         for name, each in around.all_changed():
             reasons.append(f"{node.name} changes {name}, which is around the module")
             self.altered.append(each.container if isinstance(each, Items) else each)
+        for key, tensor in around.written.items():
+            reasons.append(f"{node.name} changes a tensor of shape {list(tensor.shape)}, which is around the module")
+            self.written[key] = tensor
         if any(t.requires_grad for t in outputs):
             for text, tensor in escapes.kept(node.name, leaves, outputs[:count], outputs[count:], new, (outputs,)):
                 reasons.append(text)
@@ -348,14 +353,15 @@ class Regions:
         self.tree.caches.holders.put_back(around)
 
     def _run_and_look(
-        self, node: Node, operands: Sequence[torch.Tensor]
+        self, node: Node, operands: Sequence[torch.Tensor], around: GlobalState | None
     ) -> tuple[list[torch.Tensor], tuple, list[torch.Tensor]]:
-        """What :meth:`_run` returns, and of a submodule the tensors that it has made."""
-        if node.owner is None:
+        """What :meth:`_run` returns, and of a submodule the tensors that it has made; ``around`` it none is written."""
+        if around is None:
             return *self._run(node, operands), []
         young = escapes.Young()
         try:
-            run, made = self._run(node, operands), young.tensors()
+            with around.writes():
+                run, made = self._run(node, operands), young.tensors()
             self.kept += map(weakref.ref, made)
             return *run, made
         finally:
@@ -451,15 +457,6 @@ class Regions:
             blamed: Any = failure
             with suppress(AttributeError):
                 blamed.submodule = self.blamed[1]
-
-
-def changed_by_breaks(tree: Tree, nodes: Sequence[Node]) -> Snapshot:
-    """What breaks among ``nodes`` may change: what is around the module, parameters."""
-    breaks = any(node.breaks for node in nodes)
-    around = tree.caches.holders.snapshot(tree.modules.values() if breaks else ())
-    for slot in (slot for node in nodes for slot in node.writes):
-        around.add(TensorMemory(slot.get()))
-    return around
 
 
 def _value(tensor: torch.Tensor) -> TracedValue:

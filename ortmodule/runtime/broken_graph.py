@@ -30,9 +30,10 @@ from ortmodule.guards.collectives import alone
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree
+from ortmodule.host.escapes import changed_by_breaks
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Node, operands_of, specs_of
-from ortmodule.host.opaque_regions import changed_by_breaks, recording
+from ortmodule.host.opaque_regions import recording
 from ortmodule.host.passed_calls import Replayed
 from ortmodule.lowering.graph_cuts import Break, Piece, cut, used_by
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph

@@ -55,6 +55,31 @@ TEST(a_product_adds_to_the_gradient_that_is_there) {
             "grad %0 x <- %6\n");
 }
 
+/* A loop's weight: dy' x of each step comes transposed. */
+TEST(transposed_gradients_are_added_as_they_are) {
+    backward b;
+    begin(&b, false, F32, 4);
+    value *k = INPUT(b.g, "k", F32, 8, 6), *l = INPUT(b.g, "l", F32, 8, 6), *parts[3];
+
+    parts[0] = NODE(b.g, "Transpose", NODE(b.g, "MatMul", b.dy, b.w));
+    parts[1] = NODE(b.g, "Transpose", NODE(b.g, "MatMul", b.dy, k));
+    parts[2] = NODE(b.g, "Transpose", NODE(b.g, "MatMul", b.dy, l));
+    make_gradient(b.g, 0, NODE(b.g, "Transpose", NODE(b.g, "Add", parts[2], NODE(b.g, "Add", parts[1], parts[0]))));
+    end(&b, "input %0 x float32[4, 6] grad\n"
+            "input %1 dy float32[4, 8] grad\n"
+            "input %2 w float32[8, 6] grad\n"
+            "input %3 k float32[8, 6] grad\n"
+            "input %4 l float32[8, 6] grad\n"
+            "backward\n"
+            "%5 = MatMul(%1 dy, %2 w) float32[4, 6]\n"
+            "%6 = MatMulAdd(%5, %1 dy, %3 k, alpha=1) float32[4, 6]\n"
+            "%7 = MatMulAdd(%6, %1 dy, %4 l, alpha=1) float32[4, 6]\n"
+            "%8 = Transpose(%7, perm=[1, 0]) float32[6, 4]\n"
+            "%9 = Transpose(%8, perm=[1, 0]) float32[4, 6]\n"
+            "output %0 x\n"
+            "grad %0 x <- %9\n");
+}
+
 TEST(rows_are_added_to_the_gradient_that_is_there) {
     const attr *attrs = NODE_ATTRS(INT("axis", 0), INTS("shape", 2, ((int64_t[]){40, 6})), INT("padding_idx", 3));
     backward b;
