@@ -19,6 +19,16 @@ from ortmodule import memory
 from ortmodule.debug.peak import in_units
 
 MOST = 8  # lines of a table
+TOP = """# What is alive at the peak of a step
+
+What a step holds at its peak, by module path and kind, as planned: `python -m benchmarks.alive --out
+docs/benchmarks-memory.md` makes this page, and `print(ortmodule.memory.predict(model, ...))` shows the same of your own
+step ([memory](how-to-memory.md)). On the CPU large gradients take the place of activations that backward is done with, so
+a peak lies where backward begins, with the logits' gradient and all that forward keeps, or near its end, where nearly all
+gradients are there and few activations. What backward computes again is not kept, and so in no table
+([recomputation](architecture/recomputation.md)). Settings are the defaults.
+
+"""
 IN_ARENA = ("activation", "workspace", "gaps")
 
 
@@ -74,7 +84,7 @@ def main():
     parser.add_argument("--out", type=Path, help="a file for the page; otherwise it is printed")
     args = parser.parse_args()
     found = [section(key, autocast, peak_of(key, autocast)) for key in args.rows for autocast in (False, True)]
-    page = "# What is alive at the peak of a step\n\n" + "\n".join(found)
+    page = TOP + "\n".join(found)
     if args.out:
         args.out.write_text(page)
     else:
