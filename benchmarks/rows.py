@@ -280,7 +280,6 @@ PADDED = "half padding"
 #: For GPUs (benchmarks.large): the count is where looking for a batch that fills memory begins.
 LARGE = {
     "bert-large": large("BERT-large masked LM, 512 tokens", BERT, masked, 16, 512, 30_000),
-    "bert-large-phase-1": large("BERT-large masked LM, 128 tokens", BERT, masked, 16, 128, 30_000),
     "gpt2-medium": large("GPT-2 355M, 1024 tokens", GPT2, language, 4, 1024, 50_000),
     "llama-1b": large("Llama-style 1B, 1024 tokens", LLAMA_LM, language, 2, 1024, 32_000),
     "t5-base": large("T5-base, 256 to 256 tokens", T5, translations, 16, 256, 32_000),
@@ -303,4 +302,7 @@ LITTLE = {
     ),
 }  # fmt: skip
 
-EVERY = ROWS | MORE | LARGE | LITTLE
+#: Of the largest batch within a limit (benchmarks.largest_batch), beside those for GPUs.
+LIMITED = {"bert-large-phase-1": large("BERT-large masked LM, 128 tokens", BERT, masked, 16, 128, 30_000)}
+
+EVERY = ROWS | MORE | LARGE | LITTLE | LIMITED

@@ -122,8 +122,28 @@ static status keep_gradients(planner *pl, bool *held, const int *maker, const bo
     return OK;
 }
 
-static status make_problem(planner *pl, bool with_offload) {
+/* Inputs of the caller's that backward reads anyway. What else the caller gave may have changed by then, as a loader's
+ * buffer that is filled again: PyTorch has what forward made of it. */
+static status find_read_anyway(const planner *pl, bool **out) {
+    TRY(NEW(pl->c, *out, pl->g->n_values));
+    for (int t = pl->n_forward; t < pl->count; t++)
+        for (int i = 0; i < pl->order[t]->n_in; i++)
+            if (pl->order[t]->in[i]) (*out)[pl->root[pl->order[t]->in[i]->id]->id] = true;
+    return OK;
+}
+
+static bool reads_more(const planner *pl, const node *n, const bool *read_anyway) {
+    for (int i = 0; i < n->n_in; i++) {
+        const value *root = n->in[i] ? pl->root[n->in[i]->id] : NULL;
+        if (root && !root->def && !root->data && !root->needs_grad && !read_anyway[root->id]) return true;
+    }
+    return false;
+}
+
+/* `unasked`: nothing is made again of what the caller may have changed. */
+static status make_problem(planner *pl, bool with_offload, bool unasked) {
     graph *g = pl->g;
+    bool *read_anyway = NULL;
     recompute_problem *p = &pl->problem;
     recompute_step *steps;
     int64_t *bytes;
@@ -141,9 +161,11 @@ static status make_problem(planner *pl, bool with_offload) {
         maker[v] = -1;
         held[v] = true; /* inputs, constants */
     }
+    if (unasked) TRY(find_read_anyway(pl, &read_anyway));
     for (int t = 0; t < pl->count; t++) {
         const node *n = pl->order[t];
         TRY(make_step(pl, n, &steps[t]));
+        if (unasked && reads_more(pl, n, read_anyway)) steps[t].cost = -1;
         for (int i = 0; i < n->n_out; i++) {
             const value *v = n->out[i];
             maker[v->id] = t;
@@ -359,7 +381,8 @@ static status run(planner *pl, const recompute_request *r, recompute_result *out
     TRY(find_roots(pl));
     TRY(find_order(pl));
     pl->n_nodes = pl->g->n_nodes;
-    TRY(make_problem(pl, r->goal == OFFLOAD_ALL || (r->goal == RECOMPUTE_TO && r->offload)));
+    TRY(make_problem(pl, r->goal == OFFLOAD_ALL || (r->goal == RECOMPUTE_TO && r->offload),
+                     r->goal == RECOMPUTE_CHEAP && !r->n_wishes));
     pl->problem.nothing_twice = r->goal == OFFLOAD_ALL;
     pl->problem.beside = pl->g->cuda;
     TRY(choose(pl, r, &clusters));

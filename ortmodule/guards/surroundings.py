@@ -11,7 +11,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -46,9 +46,10 @@ class GlobalState(Snapshot):
         self.tensors: dict[int, torch.Tensor] = {}  # by their ids
         self.written: dict[int, torch.Tensor] = {}  # those of them that code would have written into
 
-    def writes(self) -> OutsideWrites:
-        """Inside, nothing is written into the tensors."""
-        return OutsideWrites(self.tensors.values(), self.written)
+    def writes(self) -> AbstractContextManager[Any]:
+        """Inside, nothing is written into the tensors. Where there are none nothing looks at functions: under a mode
+        some of torch's go another way (fast paths), or lose an argument (the weight of `l1_loss`)."""
+        return OutsideWrites(self.tensors.values(), self.written) if self.tensors else nullcontext()
 
     @contextmanager
     def around(self) -> Iterator[None]:

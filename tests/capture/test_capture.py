@@ -481,7 +481,7 @@ def test_opsets(opset, monkeypatch):
 
 @pytest.mark.parametrize(
     "name, value",
-    [("ONNX_OPSET_VERSION", "9"), ("ONNX_OPSET_VERSION", "x"), ("LOG_LEVEL", "LOUD"), ("FALLBACK_POLICY", "NO")],
+    [("ONNX_OPSET_VERSION", "8"), ("ONNX_OPSET_VERSION", "x"), ("LOG_LEVEL", "LOUD"), ("FALLBACK_POLICY", "NO")],
 )
 def test_bad_settings(name, value, monkeypatch):
     monkeypatch.setenv(f"ORTMODULE_{name}", value)

@@ -183,11 +183,11 @@ def test_torchs_profiler_sees_the_operators(tmp_path):
     names = {e["name"] for e in ran}
     assert {"ortmodule::Embedding words", "ortmodule::HostCall"} <= names
     assert any(name.endswith(" layers.1.up") for name in names)
-    (embedding,) = [e for e in ran if e["name"] == "ortmodule::Embedding words"]
+    embedding, *_ = [e for e in ran if e["name"] == "ortmodule::Embedding words"]  # backward may run it again
     assert embedding["args"]["Input Dims"] == [[32, 16], [4, 6]]
     gradients = [e for e in ran if any(inside(e, part) for part in ours["backward"])]
     assert any(e["name"].endswith(" layers.0.down") for e in gradients)
-    (plan,) = [p for p in model._ortmodule.latest.session.plans.values() if not p.prologue]
+    *_, plan = [p for p in model._ortmodule.latest.session.plans.values() if not p.prologue]  # that adds to gradients
     assert len(ran) >= sum(plan.nodes)
 
 

@@ -225,7 +225,7 @@ def test_gradients_that_are_added_to_earlier_ones(pair):
     _core.memory_most()
     step(pair[0])
     arena = plan_of(pair[0], adds=True).arena_bytes
-    assert _core.memory_most() - before < arena + 4 * MB  # two segments beside the plain arena
+    assert _core.memory_most() - before < arena + 5 * MB  # two segments beside the plain arena
 
 
 def test_micro_batches_do_without():

@@ -63,10 +63,13 @@ def check_against_pytorch(module, session, tensors, dy, results, **options):
     exact.check_run(module, model, feeds, results, dy, tensors[0].dtype, **options)
 
 
-def run(session, tensors, dy, disabled):
-    """The passes that fired, the result, the gradients."""
+ROOM = 1 << 40  # bytes, in which everything is kept
+
+
+def run(session, tensors, dy, disabled, budget=0):
+    """The passes that fired, the result, the gradients. ``budget``: bytes, for the plan; 0: none."""
     specs = tuple((DTYPES[t.dtype], tuple(t.shape)) for t in tensors)
-    plan = session.model.plan(specs, (True,) * len(tensors), (True,), disabled)
+    plan = session.model.plan(specs, (True,) * len(tensors), (True,), disabled, (), None, False, -1, 0, budget)
     result = Run(plan, tensors, 0)
     return found(plan), [result.outputs[0], *result.backward([dy])]
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule, _core
-from tests.passes.session import ALL_PASSES, BF16, F32, F64, NO_PASSES, TOLERANCE, Function, difference, export, run
+from tests.passes.session import ALL_PASSES, BF16, F32, F64, NO_PASSES, ROOM, TOLERANCE, Function, difference, export, run
 
 PASS = _core.passes()["packed_weights"]
 
@@ -54,7 +54,7 @@ def test_the_same_bits(function, dtype, rows, width):
     dy = torch.randn_like(expected)
     expected = [expected.detach(), *torch.autograd.grad(expected, leaves, dy)]
 
-    fired, ours = run(session, operands, dy, ALL_PASSES)
+    fired, ours = run(session, operands, dy, ALL_PASSES, ROOM)
     without, plain = run(session, operands, dy, PASS)
     alone, only = run(session, operands, dy, NO_PASSES ^ PASS)
     assert "packed_weights" not in without and set(alone) <= {"packed_weights"}

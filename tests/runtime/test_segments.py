@@ -118,10 +118,10 @@ def test_hooks_are_called_while_the_engine_has_more_to_do(monkeypatch):
 
         return called
 
-    ours(x)
-    plan = plans(ours)[-1].plan
     for name, parameter in ours.named_parameters():
         parameter.register_post_accumulate_grad_hook(hook(name))
+    ours(x)
+    plan = plans(ours)[-1].plan
     plan.profile(True)
     loss = ours(x)[0]
     plan.profile(False)
