@@ -23,9 +23,9 @@ TOP = """# What is alive at the peak of a step
 
 What a step holds at its peak, by module path and kind, as planned: `python -m benchmarks.alive --out
 docs/benchmarks-memory.md` makes this page, and `print(ortmodule.memory.predict(model, ...))` shows the same of your own
-step ([memory](how-to-memory.md)). On the CPU large gradients take the place of activations that backward is done with, so
-a peak lies where backward begins, with the logits' gradient and all that forward keeps, or near its end, where nearly all
-gradients are there and few activations. What backward computes again is not kept, and so in no table
+step ([memory](how-to-memory.md)). On the CPU large gradients take the place of activations that backward is done with,
+so a peak lies where backward begins, with the logits' gradient and all that forward keeps, or near its end, where
+nearly all gradients are there and few activations. What backward computes again is not kept, and so in no table
 ([recomputation](architecture/recomputation.md)). Settings are the defaults.
 
 """

@@ -7,7 +7,19 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule, _core
-from tests.passes.session import ALL_PASSES, BF16, F32, F64, NO_PASSES, ROOM, TOLERANCE, Function, difference, export, run
+from tests.passes.session import (
+    ALL_PASSES,
+    BF16,
+    F32,
+    F64,
+    NO_PASSES,
+    ROOM,
+    TOLERANCE,
+    Function,
+    difference,
+    export,
+    run,
+)
 
 PASS = _core.passes()["packed_weights"]
 
