@@ -44,7 +44,7 @@ class MemoryGoal(NamedTuple):
     @property
     def chooses(self) -> bool:
         """Does it matter for the choice of what is computed again who has the memory of gradients?"""
-        return self.budget > 0 or self.level != LAYERS_AGAIN
+        return self.budget > 0 or self.joint_from > 0
 
     def of(
         self, names: Sequence[str], specs: Sequence[Spec], needs_grad: Sequence[bool], adds: bool = False
