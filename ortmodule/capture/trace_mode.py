@@ -248,8 +248,8 @@ class TraceMode(TorchFunctionMode):
 
     def let_go(self) -> None:
         """Of all but weak references: the trace is over."""
-        self.moved = {}
-        self._shared = []
+        self.moved, self.outside, self._before = {}, {}, {}
+        self._shared, self._snapshot = [], Snapshot()
 
     def alive(self) -> list[torch.Tensor]:
         """The tensors made inside :meth:`looking` that are still there."""

@@ -160,11 +160,18 @@ def _key(kept: Any) -> tuple[int, str | None]:
 
 
 def holders_of(objects: list[Any], skipped: list[Any]) -> list[Any]:
-    """What refers to ``objects``, but for frames, what is autograd's, and those ``skipped``."""
+    """What refers to ``objects``, but for frames, what is autograd's or of this package, and those ``skipped``."""
     ids = {id(each) for each in (*skipped, skipped, objects)}
-    passing = types.FrameType, BackwardCFunction, _Place
     found = referrers(objects) if objects else []
-    return [each for each in found if id(each) not in ids and not isinstance(each, passing)]
+    return [each for each in found if id(each) not in ids and not isinstance(each, _PASSING) and not _is_ours(each)]
+
+
+_PASSING = types.FrameType, BackwardCFunction
+
+
+def _is_ours(holder: Any) -> bool:
+    """Is it an object of this package, which is no module of the user's?"""
+    return type(holder).__module__.startswith("ortmodule.") and not isinstance(holder, nn.Module)
 
 
 def _not_in_caches(tensors: list[torch.Tensor], skipped: list[Any]) -> list[tuple[torch.Tensor, str]]:
