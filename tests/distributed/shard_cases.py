@@ -10,6 +10,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.profiler import ProfilerActivity, profile
 
 from ortmodule import ORTModule, explain
 from tests.distributed.nets import Net, batch, both, net, whole
@@ -217,4 +218,31 @@ def gpt2(rank, folder):
     report = both(make, train, said="forward prints", rtol=1e-4, atol=1e-5)
     assert_in_engine(report, layers=3)
     assert report.weights_in_engine >= 0.95
+    return "same"
+
+
+def prefetch(rank, folder):
+    """Layers are gathered ahead of their turn, in forward where the script says so, as in PyTorch."""
+    orders = []
+
+    def make():
+        model = sharded(reshard=(True,) * 4, model=net(Net, 4))
+        for layer, following in zip(model.layers, model.layers[1:], strict=False):
+            layer.set_modules_to_forward_prefetch([following])
+        return model
+
+    def train(model):
+        optimizer = optimizer_of(model)
+        seen = steps(model, optimizer, rank, 0, 2)
+        with profile(activities=[ProfilerActivity.CPU]) as found:
+            seen += steps(model, optimizer, rank, 2, 3)
+        events = sorted(found.events(), key=lambda event: event.time_range.start)
+        orders.append([event.name for event in events if event.name.startswith("FSDP::")])
+        return seen
+
+    assert_in_engine(both(make, train, rtol=1e-4, atol=1e-5), layers=4)
+    plain, ours = orders
+    for part in ("forward", "backward"):
+        assert sum(f"{part}_prefetch" in name for name in plain) >= 3, plain
+    assert ours == plain
     return "same"

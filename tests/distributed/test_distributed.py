@@ -12,7 +12,7 @@ from tests.workers import ROOT, texts_of_ranks
 CASES = [
     ("pair", "shard_cases:usual"), ("shard", "shard_cases:half"), ("shard", "shard_cases:lengths_of_one_rank"),
     ("shard", "shard_cases:groups"), ("shard", "shard_cases:layers_alone"), ("shard", "shard_cases:wrapped_first"),
-    ("shard", "shard_cases:gpt2"),
+    ("shard", "shard_cases:gpt2"), ("shard", "shard_cases:prefetch"),
     ("pair", "wrapper_cases:data_parallel"), ("pair", "wrapper_cases:overlap"), ("pair", "wrapper_cases:layers_first"),
     ("pair", "pipeline_cases:schedules"), ("pair", "tensor_cases:columns_and_rows"),
     ("pair", "collective_cases:inside"), ("pair", "collective_cases:one_captures_alone"),
