@@ -5,7 +5,8 @@ enum {
     SHORTEST_PERIOD = 2,
     LONGEST_PERIOD = 512 /* steps of a layer */,
     MOST_GROUPS = 64,
-    LOOKS = 64 /* for a step */
+    LOOKS = 64 /* for a step */,
+    WORTH = 32 /* of the peak, a part of which the last layers have to be worth to run again, too */
 };
 
 /* A stretch of forward that repeats: `count` times `period` steps. */
@@ -62,14 +63,15 @@ typedef struct search {
     int *last;  /* [value] the last step of forward that reads it */
     int groups; /* of layers that are still looked for */
     bool stash; /* keeps what layers give to those behind them even if backward would not read it */
+    bool all;   /* the last of the layers, too, which backward begins with */
 } search;
 
-/* All that lies inside of layers, but of the last, which backward begins with. */
+/* All that lies inside of layers. */
 static void forget_inside(search *f, const layers *x) {
     chooser *s = &f->s;
     double cost;
 
-    for (int k = 0; k + 1 < x->count; k++) {
+    for (int k = 0; k + !f->all < x->count; k++) {
         const int begin = x->begin + k * x->period, end = begin + x->period;
         for (int t = begin; t < end; t++)
             for (int i = 0; i < s->p->steps[t].n_out; i++) {
@@ -101,8 +103,8 @@ static void forget_layers(search *f, int from, int to) {
     forget_layers(f, end, to);
 }
 
-static status find(ctx *c, const recompute_problem *p, bool stash, recompute_choice *out) {
-    search f = {.groups = MOST_GROUPS, .stash = stash};
+static status find(ctx *c, const recompute_problem *p, bool stash, bool all, recompute_choice *out) {
+    search f = {.groups = MOST_GROUPS, .stash = stash, .all = all};
 
     TRY(chooser_new(c, p, &f.s, &f.l));
     chooser_allow(&f.s, LOOKS);
@@ -119,12 +121,16 @@ static status find(ctx *c, const recompute_problem *p, bool stash, recompute_cho
 }
 
 /* Where backward does not read what one layer gives to the next, it runs all layers again before the last one, or keeps it
- * all the same: what takes less memory. */
+ * all the same: what takes less memory. The last layer is kept, unless the peak is where it waits: at a large loss. */
 status recompute_layers(ctx *c, const recompute_problem *p, recompute_choice *out) {
     recompute_choice other;
 
-    TRY(find(c, p, false, out));
-    TRY(find(c, p, true, &other));
+    TRY(find(c, p, false, false, out));
+    TRY(find(c, p, true, false, &other));
     if (other.peak < out->peak || (other.peak == out->peak && other.cost < out->cost)) *out = other;
+    for (int stash = 0; stash < 2; stash++) {
+        TRY(find(c, p, stash, true, &other));
+        if (other.peak < out->peak - out->peak / WORTH) *out = other;
+    }
     return OK;
 }

@@ -217,6 +217,23 @@ TEST(layers_keep_what_one_gives_to_the_next) {
     free(n);
 }
 
+TEST(the_last_layer_runs_again_where_it_waits_for_a_large_loss) {
+    const int loss = LAYERS * STEPS_OF_A_LAYER, end = loss - STEPS_OF_A_LAYER, first = end - STEPS_OF_A_LAYER + 1;
+    network *n = make_network();
+    recompute_choice made;
+    ctx c;
+
+    ctx_init(&c);
+    n->steps[loss - 1].kind = 77;    /* is of no layer, so the last one ends at `end` */
+    n->in[n->p.n_forward][0] = loss; /* backward begins with it, while the last layer's values wait */
+    n->bytes[loss] = 5000;
+    CHECK_OK(&c, recompute_layers(&c, &n->p, &made));
+    for (int v = first; v < end; v++) CHECK(made.again[v] == made.kept[v]);
+    CHECK(made.again[end - 1] && made.peak < 5000 + made.before / 4);
+    ctx_release(&c);
+    free(n);
+}
+
 TEST(each_allocation_of_the_choice_may_fail) {
     network *n = make_network();
     recompute_choice made;
