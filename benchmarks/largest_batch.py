@@ -3,16 +3,17 @@
     python -m benchmarks.largest_batch                                    BERT-large phase 1, GPT-2 medium; 12 GB
     python -m benchmarks.largest_batch --rows bert-large-phase-1 --limit 9e9 --out results/largest_batch
 
-A step is forward, backward and ``AdamW(fused=True)``. Its bytes are the most that malloc and the engine have given at
-once, each, since before the model was made (tests/engine/counting_malloc.c): weights, gradients and the optimizer's
-states are in them. What PyTorch takes grows by the same bytes with each sample: two small batches say where the limit
-is reached, and the batch found so is run, as is one more sample. ORTModule finds its batch by `memory.largest_batch`,
-without a step, and trains it. Each run has a process of its own. Written to <out>.json and <out>.md.
+A step is forward, backward and ``AdamW(fused=True)``. Its bytes are the weights and the most that malloc and the engine
+have given at once, each, since the model was made (tests/engine/counting_malloc.c), with what capture takes. Where
+PyTorch reaches the limit is found by trying: batches are run until one fits and one more sample does not. ORTModule
+finds its batch by `memory.largest_batch`, without a step, and trains it. Each run has a process of its own. Written to
+<out>.json and <out>.md.
 """
 
 import argparse
 import ctypes
 import json
+import math
 import os
 import subprocess
 import sys
@@ -28,13 +29,15 @@ from benchmarks.rows import EVERY
 
 ROWS = ("bert-large-phase-1", "gpt2-medium")
 STATES = 2  # tensors as large as its parameter that AdamW keeps for each
-SMALL = (1, 2)  # batches that say what a sample takes
+SAMPLE = 4  # the batch of the sample that a plan is made for
+TRIES = 8  # batches that are run at most
+OF_TENSORS = 0.98  # of the limit: Python's own objects take the rest
 STEPS = 2  # the first makes the optimizer's states, the last is timed
 
 
 def budget_of(model, limit):
-    """What the optimizer's states leave."""
-    return limit - STATES * sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    """What the optimizer's states leave, and what capture takes."""
+    return int(OF_TENSORS * limit) - STATES * sum(p.nbytes for p in model.parameters() if p.requires_grad)
 
 
 def unlimited(model, limit):
@@ -66,20 +69,24 @@ def run(row, way, limit, size):
     """{size, bytes, seconds}: of the last of some steps. ``size``: None: the largest that the plan allows."""
     from ortmodule import _core, memory
 
+    torch.manual_seed(0)
+    plain = EVERY[row].build().train()
+    weights = sum(p.nbytes for p in plain.parameters())
     malloc = ctypes.CDLL(os.environ["LD_PRELOAD"])
-    malloc.most_growth.restype = ctypes.c_long
+    malloc.most_growth.restype = malloc.held.restype = ctypes.c_long
     malloc.most_growth()
     _core.memory_most()
     before = _core.memory()["used"]
-    torch.manual_seed(0)
-    model = WAYS[way][1](EVERY[row].build().train(), limit)
+    model = WAYS[way][1](plain, limit)
     batch_of = EVERY[row].sized
-    search = 0.0
+    search, captured, held = 0.0, 0, malloc.held()
     if size is None:
         start = time.perf_counter()
-        sample = batch_of(SMALL[1])(torch.Generator().manual_seed(1))
-        given = {} if way == "budget" else {"budget": limit, "optimizer": "adamw"}
-        size = memory.largest_batch(model, sample, **given)
+        sample = batch_of(SAMPLE)(torch.Generator().manual_seed(1))
+        memory.predict(model, **sample)
+        limit -= (captured := malloc.held() - held)  # no tensors
+        malloc.most_growth()
+        size = memory.largest_batch(model, sample, budget=limit, optimizer="adamw")
         search = time.perf_counter() - start
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     batch = batch_of(size)(torch.Generator().manual_seed(1))
@@ -89,7 +96,7 @@ def run(row, way, limit, size):
         optimizer.step()
         optimizer.zero_grad()
         seconds = time.perf_counter() - start
-    most = malloc.most_growth() + _core.memory_most() - before
+    most = weights + captured + malloc.most_growth() + _core.memory_most() - before
     return {"size": size, "bytes": most, "seconds": seconds, "search": search}
 
 
@@ -107,17 +114,32 @@ def measured(row, way, limit, size, library):
 
 
 def largest_of_pytorch(row, way, limit, library):
-    """The batch that the line through two small ones gives, run; and the bytes of one more sample."""
-    small = [measured(row, way, limit, size, library) for size in SMALL]
-    if any("failed" in each for each in small):
-        return next(each for each in small if "failed" in each)
-    each = (small[1]["bytes"] - small[0]["bytes"]) / (SMALL[1] - SMALL[0])
-    size = int((limit - small[0]["bytes"]) / each + SMALL[0])
-    if size < 1:
-        return {"failed": f"one sample takes {small[0]['bytes'] / 1e9:.2f} GB"}
-    found = measured(row, way, limit, size, library)
-    more = measured(row, way, limit, size + 1, library)
-    return {**found, "more": more.get("bytes")}
+    """The largest batch within the limit, and the bytes of one more sample: by trying."""
+    runs: dict[int, dict] = {}
+    size = 1
+    while len(runs) < TRIES:
+        runs[size] = of = measured(row, way, limit, size, library)
+        if "failed" in of and len(runs) == 1:
+            return of
+        of.setdefault("bytes", math.inf)  # the machine has not as much
+        fits = max((each for each in runs if runs[each]["bytes"] <= limit), default=0)
+        if fits + 1 in runs:
+            return {**runs[fits], "more": runs[fits + 1]["bytes"]} if fits else {"failed": "no batch fits"}
+        size = next_try(runs, limit, fits)
+    return {"failed": f"not found in {TRIES} runs"}
+
+
+def next_try(runs, limit, fits):
+    """Between the largest batch that ``fits`` and the least that does not: where the line through the two largest ones
+    meets the limit. Small batches do not count: their peak is at the optimizer's step."""
+    over = min((size for size in runs if size > fits), default=None)
+    known = sorted(size for size in runs if runs[size]["bytes"] < math.inf)[-2:]
+    if len(known) < 2 or runs[known[1]]["bytes"] <= 1.01 * runs[known[0]]["bytes"]:
+        return 2 * fits if over is None else (fits + over) // 2
+    (few, many), slope = known, runs[known[1]]["bytes"] - runs[known[0]]["bytes"]
+    wish = few + int((limit - runs[few]["bytes"]) * (many - few) / slope)
+    wish = wish + 1 if wish == fits else wish
+    return max(wish, fits + 1) if over is None else min(max(wish, fits + 1), over - 1)
 
 
 def table(row, limit, found):
@@ -130,7 +152,7 @@ def table(row, limit, found):
             lines.append(f"| {WAYS[way][0]} | {of['failed']} | | | | |")
             continue
         times = f"{of['size'] / first:.2f}" if first else "–"
-        more = f"{of['more'] / 1e9:.2f}" if of.get("more") else "–"
+        more = f"{of['more'] / 1e9:.2f}" if of.get("more", math.inf) < math.inf else "–"
         speed = of["size"] / of["seconds"]
         lines.append(f"| {WAYS[way][0]} | {of['size']} | {times} | {of['bytes'] / 1e9:.2f} | {more} | {speed:.2f} |")
     return [*lines, ""]

@@ -20,6 +20,11 @@ long most_growth(void) {
     return growth;
 }
 
+/* Bytes that are given now. */
+long held(void) {
+    return __atomic_load_n(&now, __ATOMIC_RELAXED);
+}
+
 static void *taken(void *p) {
     if (!p) return p;
     const long count = __atomic_add_fetch(&now, (long)malloc_usable_size(p), __ATOMIC_RELAXED);
