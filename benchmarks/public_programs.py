@@ -44,17 +44,18 @@ LEAST = 0.9  # of calls and of work
 HEAD = """# Public programs
 
 Made by `python -m benchmarks.public_programs --sources DIR --page docs/public-programs.md`: models of public training
-programs, with the sizes in their own arguments shrunk and no line of theirs changed. Each trains beside PyTorch on batches of
-two sizes: *right* says that losses, results, all gradients and buffers are PyTorch's, *in float64* where rounding is magnified,
-*verified* that `ORTMODULE_VERIFY` has compared the steps of a model that draws random numbers in training. *calls* and *work*
-are the shares of the calls that the engine has run, and of the weights that it computes with; *islands* are what PyTorch runs
-inside the graph.
+programs, with the sizes in their own arguments shrunk and no line of theirs changed. Each trains beside PyTorch on
+batches of two sizes: *right* says that losses, results, all gradients and buffers are PyTorch's, *in float64* where
+rounding is magnified, *verified* that `ORTMODULE_VERIFY` has compared the steps of a model that draws random numbers in
+training. *calls* and *work* are the shares of the calls that the engine has run, and of the weights that it computes
+with; *islands* are what PyTorch runs inside the graph.
 """
 
 
 def subject(row, find):
     """The row as tests/models/trial.py takes it."""
-    return trial.Subject(functools.partial(row.build, find), lambda module, size, g: row.batch(size, g), row.program, True)
+    build = functools.partial(row.build, find)
+    return trial.Subject(build, lambda module, size, g: row.batch(size, g), row.program, anew=True)
 
 
 def compared(name, row, find):
@@ -125,7 +126,8 @@ def reached(found):
 
 
 def markdown(rows):
-    lines = ["| program | model | right | calls | work | islands | why |", "| --- | --- | --- | ---: | ---: | --- | --- |"]
+    lines = ["| program | model | right | calls | work | islands | why |"]
+    lines.append("| --- | --- | --- | ---: | ---: | --- | --- |")
     for found in (each for each in rows.values() if each["state"] != trial.UNBUILT):
         cells = [found["program"], found["model"], found["right"], f"{found['calls']:.0%}", f"{found['work']:.0%}"]
         cells += [", ".join(found["islands"]) or "–", found["why"] or "–"]
@@ -145,6 +147,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW", help="as 'nanoGPT*'; all")
     parser.add_argument("--sources", metavar="DIR", help="where programs lie that are no packages")
+    parser.add_argument("--known", action="store_true", help="take what <out>.json has as it is, and run the others")
     parser.add_argument("--page", metavar="FILE", help="write the table there")
     parser.add_argument("--time", type=int, default=0, metavar="STEPS", help="measure so many")
     parser.add_argument("--threads", type=int, default=1)
@@ -158,11 +161,13 @@ def main():
     torch.set_num_threads(args.threads)
     path, rows = Path(f"{args.out}.json"), {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    if args.rows and path.exists():  # the others are as they were
+    if (args.rows or args.known) and path.exists():  # the others are as they were
         rows = json.loads(path.read_text())
-    for name in names:
+    for name in (each for each in names if not (args.known and each in rows)):
         found = rows[name] = measured(name, Sources(args.sources), args.time)
-        said = "" if "calls" not in found else f"{found['calls']:.0%} {found['work']:.0%} {found['islands']} {found['why']}"
+        said = ""
+        if "calls" in found:
+            said = " ".join([f"{found['calls']:.0%}", f"{found['work']:.0%}", *found["islands"], found["why"]])
         timed = f" {found['time']:.2f}" if "time" in found else ""
         print(f"{name}: {found['right']} {said}{timed}", flush=True)
         rows = {each: rows[each] for each in ROWS if each in rows}

@@ -134,14 +134,9 @@ def mae(find, encoder):
     return find("vit_pytorch.mae").MAE(encoder=encoder, masking_ratio=0.75, decoder_dim=32, decoder_depth=1)
 
 
-def simmim(find, encoder):
-    return find("vit_pytorch.simmim").SimMIM(encoder=encoder, masking_ratio=0.5)
-
-
 VITS = [
     _vit("vit", "ViT", **_VIT, dropout=0.1, emb_dropout=0.1),
-    _vit("vit", "ViT", wrap=mae, **_VIT),
-    _vit("vit", "ViT", wrap=simmim, **_VIT),
+    _vit("vit", "ViT", wrap=mae, **_VIT, pool="mean"),
     _vit("simple_vit", "SimpleViT", **_VIT),
     _vit("deepvit", "DeepViT", **_VIT, dropout=0.1),
     _vit("cait", "CaiT", **_VIT, cls_depth=1, dropout=0.1, layer_dropout=0.05),
@@ -323,7 +318,7 @@ FILES = [
     Row("minGPT", "GPT", _mini, words("idx", "targets")),
     _makemore("Transformer"), _makemore("BoW"), _makemore("RNN", "rnn"), _makemore("RNN", "gru"), _makemore("MLP"),
     _makemore("Bigram"),
-    _cifar("ResNet18"), _cifar("PreActResNet18"), _cifar("MobileNetV2"), _cifar("ShuffleNetG2"),
+    _cifar("ResNet18"), _cifar("PreActResNet18"), _cifar("MobileNetV2"), _cifar("ShuffleNetV2", 1),
     _cifar("EfficientNetB0"), _cifar("SENet18"), _cifar("densenet_cifar"), _cifar("LeNet"), _cifar("VGG", "VGG11"),
     _example("mnist", "mnist/main.py", lambda m: m.Net(), images("x", 1, 28, 28)),
     _example("mnist_rnn", "mnist_rnn/main.py", lambda m: m.Net(), images("input", 28, 28)),
