@@ -148,6 +148,10 @@ if not TYPE_CHECKING:
     TorchDispatchMode = _private(_DISPATCH, "sees each operator while a graph is checked")
     if not TABLE[_DISPATCH].found:
         TorchDispatchMode = object  # a base of classes
+swap_tensors = _private("torch._C._swap_tensor_impl", "a copy takes the place of a tensor that a capture would change")
+set_versions = _private(
+    "torch._C._autograd._unsafe_set_version_counter", "a tensor that a capture has changed is as it was before"
+)
 
 # --- the exporter: a trace as ONNX ------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import types
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -94,10 +95,13 @@ class Holders:
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, str | None], _Place] = {}
+        #: Tensors around the modules that these write into, by their ids.
+        self._written: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 
     def snapshot(self, modules: Iterable[nn.Module], hooks: Iterable[Any] = ()) -> GlobalState:
         """What ``modules`` may change around them, as it is now, by name: see :func:`global_state`."""
         found = global_state(modules, hooks)
+        found.known = self._written
         for place in self._places.values():
             kept: Any = place.kept()
             found.add_named(place.label, kept)

@@ -10,7 +10,7 @@ import functools
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -45,11 +45,14 @@ class GlobalState(Snapshot):
         self.values: list[Any] = []
         self.tensors: dict[int, torch.Tensor] = {}  # by their ids
         self.written: dict[int, torch.Tensor] = {}  # those of them that code would have written into
+        self.known: MutableMapping[int, torch.Tensor] = {}  # and that earlier code would have
+        self.used: list[torch.Tensor] = []  # what was written into: those, or copies of them
 
     def writes(self) -> AbstractContextManager[Any]:
-        """Inside, nothing is written into the tensors. Where there are none nothing looks at functions: under a mode
-        some of torch's go another way (fast paths), or lose an argument (the weight of `l1_loss`)."""
-        return OutsideWrites(self.tensors.values(), self.written) if self.tensors else nullcontext()
+        """Afterwards the tensors are as they were."""
+        if not self.tensors:
+            return nullcontext()
+        return OutsideWrites(self.tensors.values(), self.written, self.known, self.used)
 
     @contextmanager
     def around(self) -> Iterator[None]:

@@ -256,8 +256,8 @@ class Regions:
             if not by_itself:
                 if name in self.opaque.wrapped:
                     node.makes = len(leaves_of(outputs))
-                elif owner is not None:
-                    self._find_parameters(node, mine, outputs, made)
+                elif around is not None:
+                    self._find_parameters(node, mine, outputs, [*made, *around.used])
                 count = len(outputs)
                 self.left(before, node, outputs)
                 if around is not None:
@@ -358,14 +358,14 @@ class Regions:
         """What :meth:`_run` returns, and of a submodule the tensors that it has made; ``around`` it none is written."""
         if around is None:
             return *self._run(node, operands), []
-        young = escapes.Young()
-        try:
-            with around.writes():
+        with around.writes():  # first: its copies are none of these
+            young = escapes.Young()
+            try:
                 run, made = self._run(node, operands), young.tensors()
-            self.kept += map(weakref.ref, made)
-            return *run, made
-        finally:
-            young.close()
+            finally:
+                young.close()
+        self.kept += map(weakref.ref, made)
+        return *run, made
 
     def _run(self, node: Node, operands: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple]:
         for clones in (False, True):

@@ -38,11 +38,13 @@ RIGHT, DOUBLE, WRONG, UNBUILT = "right", "right in float64", "wrong", "not built
 
 @dataclass(frozen=True)
 class Subject:
-    """``build()``: a module ready to train. ``batch(module, size, generator)``: arguments of its forward, by name."""
+    """``build()``: a module ready to train. ``batch(module, size, generator)``: arguments of its forward, by name.
+    ``anew``: the engine's is built, too, as a copy would have closures over parts of the original."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[nn.Module, int, torch.Generator], dict]
     group: str
+    anew: bool = False
 
 
 @dataclass
@@ -203,9 +205,12 @@ class _Pair:
     def __init__(self, subject, dtype, mode):
         torch.manual_seed(0)
         self.subject, self.dtype = subject, dtype
-        self.eager = subject.build().to(dtype)
-        self.eager.train(mode == "train")
-        self.ours = ORTModule(copy.deepcopy(self.eager), DebugOptions(log_level=LogLevel.FATAL))
+        self.eager = subject.build().to(dtype).train(mode == "train")
+        other = copy.deepcopy(self.eager)
+        if subject.anew:
+            torch.manual_seed(0)
+            other = subject.build().to(dtype).train(mode == "train")
+        self.ours = ORTModule(other, DebugOptions(log_level=LogLevel.FATAL))
 
     def batch(self, size, seed):
         torch.manual_seed(1000 + seed)

@@ -1,0 +1,182 @@
+"""Models of public programs, small, trained in PyTorch and through ORTModule: right, and how much the engine runs.
+
+    python -m benchmarks.public_programs [ROW...] [--sources DIR] [--page FILE] [--time STEPS]
+
+The rows are those of benchmarks/public_rows.py; a ROW may have wildcards. Programs that are packages (vit-pytorch,
+x-transformers, denoising-diffusion-pytorch) have to be installed, with what they need; the others are folders in DIR,
+named as their repositories are. What is not there is left out.
+
+Each model trains for three steps on batches of two sizes, as `python -m tests.models` does it: losses, results, every
+gradient and the buffers have to be PyTorch's, in float64 where rounding is magnified. One that draws random numbers in
+training is compared so in eval mode, and in training by `ORTMODULE_VERIFY`, which gives PyTorch what the engine drew.
+Reported are
+
+    right       what was compared, or what is wrong
+    calls       the share of the calls that the engine has run, in training, of STEPS_OF_SHARE calls
+    work        the share of the weights that the engine computes with
+    islands     what PyTorch runs inside the graph
+    why         why PyTorch runs the module, where it does
+    time        seconds of a step by those of PyTorch's, with --time: the median of STEPS turns, captures left out
+
+With --page the table, without times, is written into FILE (docs/public-programs.md).
+"""
+
+import argparse
+import fnmatch
+import functools
+import json
+import logging
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from benchmarks.public_rows import ROWS, Sources
+from ortmodule import ORTModule, explain
+from tests.models import trial
+
+STEPS_OF_SHARE = 10
+LEAST = 0.9  # of calls and of work
+HEAD = """# Public programs
+
+Made by `python -m benchmarks.public_programs --sources DIR --page docs/public-programs.md`: models of public training
+programs, with the sizes in their own arguments shrunk and no line of theirs changed. Each trains beside PyTorch on
+batches of two sizes: *right* says that losses, results, all gradients and buffers are PyTorch's, *in float64* where
+rounding is magnified, *verified* that `ORTMODULE_VERIFY` has compared the steps of a model that draws random numbers in
+training. *calls* and *work* are the shares of the calls that the engine has run, and of the weights that it computes
+with; *islands* are what PyTorch runs inside the graph.
+"""
+
+
+def subject(row, find):
+    """The row as tests/models/trial.py takes it."""
+    build = functools.partial(row.build, find)
+    return trial.Subject(build, lambda module, size, g: row.batch(size, g), row.program, anew=True)
+
+
+def compared(name, row, find):
+    """What became of a row, and a word on it."""
+    given = subject(row, find)
+    outcome = trial.attempt(name, given)
+    words = [outcome.state]
+    if outcome.mode == "eval" and outcome.state in (trial.RIGHT, trial.DOUBLE):
+        drawn = trial.Outcome(name)
+        try:
+            trial.check_draws(given, drawn)
+        except Exception as error:
+            drawn.state, drawn.reason = trial.WRONG, f"in training: {type(error).__name__}: {error}"
+        words.append("verified" if drawn.state == trial.RIGHT else drawn.reason)
+        outcome.state = trial.WRONG if drawn.state == trial.WRONG else outcome.state
+    elif outcome.mode == "verified":
+        words.append("verified")
+    if outcome.state in (trial.WRONG, trial.UNBUILT):
+        words = [outcome.state, outcome.reason]
+    return outcome.state, ", ".join(words)
+
+
+def shares(row, find):
+    """Of the calls, and of the weights; what PyTorch runs, and why."""
+    torch.manual_seed(0)
+    module = ORTModule(row.build(find).train())
+    for number in range(STEPS_OF_SHARE):
+        trial.step(module, row.batch(number % 2, torch.Generator().manual_seed(number)))
+    report = explain(module)
+    calls = report.engine_calls / max(report.engine_calls + report.pytorch_calls, 1)
+    work = report.weights_in_engine if report.captured else 0.0
+    islands = [*report.aten_ops, *report.python_ops]
+    return {"calls": calls, "work": work, "islands": islands, "why": trial.general(report.fallback or "")}
+
+
+def ratio(row, find, steps):
+    """Seconds of a step, ours by PyTorch's."""
+    torch.manual_seed(0)
+    eager = row.build(find).train()
+    ours, seconds = ORTModule(row.build(find).train()), {}
+    for number in range(steps + 6):
+        batch = row.batch(number % 2, torch.Generator().manual_seed(number))
+        for module in (eager, ours) if number % 2 else (ours, eager):
+            start = time.perf_counter()
+            trial.step(module, batch)
+            if number >= 6:
+                seconds.setdefault(module is ours, []).append(time.perf_counter() - start)
+    return median(a / b for a, b in zip(seconds[True], seconds[False], strict=True))
+
+
+def measured(name, find, steps):
+    row = ROWS[name]
+    state, right = compared(name, row, find)
+    found = {"program": row.program, "model": row.model, "state": state, "right": right}
+    if state != trial.UNBUILT:
+        found |= {"calls": 0.0, "work": 0.0, "islands": [], "why": ""}
+        try:
+            found |= shares(row, find)
+            if steps:
+                found["time"] = ratio(row, find, steps)
+        except Exception as error:
+            found["state"], found["right"] = trial.WRONG, f"{type(error).__name__}: {error}"
+    return found
+
+
+def reached(found):
+    return found["calls"] >= LEAST and (found["work"] >= LEAST or bool(found["islands"]))
+
+
+def markdown(rows):
+    lines = ["| program | model | right | calls | work | islands | why |"]
+    lines.append("| --- | --- | --- | ---: | ---: | --- | --- |")
+    for found in (each for each in rows.values() if each["state"] != trial.UNBUILT):
+        cells = [found["program"], found["model"], found["right"], f"{found['calls']:.0%}", f"{found['work']:.0%}"]
+        cells += [", ".join(found["islands"]) or "–", found["why"] or "–"]
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def page(rows):
+    """docs/public-programs.md."""
+    tried = [found for found in rows.values() if found["state"] != trial.UNBUILT]
+    right = sum(found["state"] in (trial.RIGHT, trial.DOUBLE) for found in tried)
+    counts = f"{len(tried)} models, {right} right, {sum(map(reached, tried))} with at least 90 % in the engine, or with"
+    return f"{HEAD}\n{counts} named islands.\n\n{markdown(rows)}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="as 'nanoGPT*'; all")
+    parser.add_argument("--sources", metavar="DIR", help="where programs lie that are no packages")
+    parser.add_argument("--known", action="store_true", help="take what <out>.json has as it is, and run the others")
+    parser.add_argument("--page", metavar="FILE", help="write the table there")
+    parser.add_argument("--time", type=int, default=0, metavar="STEPS", help="measure so many")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", default="results/public-programs")
+    args = parser.parse_args()
+    names = [n for n in ROWS if not args.rows or any(fnmatch.fnmatch(n, pattern) for pattern in args.rows)]
+    if not names:
+        parser.error(f"no row is called {' '.join(args.rows)}")
+    logging.getLogger("ortmodule").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(args.threads)
+    path, rows = Path(f"{args.out}.json"), {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if (args.rows or args.known) and path.exists():  # the others are as they were
+        rows = json.loads(path.read_text())
+    for name in (each for each in names if not (args.known and each in rows)):
+        found = rows[name] = measured(name, Sources(args.sources), args.time)
+        said = ""
+        if "calls" in found:
+            said = " ".join([f"{found['calls']:.0%}", f"{found['work']:.0%}", *found["islands"], found["why"]])
+        timed = f" {found['time']:.2f}" if "time" in found else ""
+        print(f"{name}: {found['right']} {said}{timed}", flush=True)
+        rows = {each: rows[each] for each in ROWS if each in rows}
+        path.write_text(json.dumps(rows, indent=1))
+    if args.page:
+        Path(args.page).write_text(page(rows))
+    print(dict(Counter(found["state"] for found in rows.values())))
+    sys.exit(any(found["state"] == trial.WRONG for found in rows.values()))
+
+
+if __name__ == "__main__":
+    main()
