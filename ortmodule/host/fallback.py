@@ -16,6 +16,8 @@ from ortmodule.core.names import NOTHING
 MOST_REFUSED = 1024  # calls that are remembered as not for the engine
 
 
+#: For ``silent`` below: nothing is warned about.
+EVERY_REASON = ("",)
 #: Policies that force PyTorch -> only where gradients are recorded?
 _FORCED = {"FALLBACK_FORCE_TORCH_FORWARD": False, "FALLBACK_FORCE_TORCH_BACKWARD": True}
 
