@@ -121,6 +121,12 @@ class ORTModule(nn.Module):
             return cls._wrapped_class.__new__(cls._wrapped_class, *args, **kwargs)
         return _wrap(*args, **kwargs)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not hasattr(cls, "_wrapped_class"):
+            text = "ORTModule(model) is an instance of the model's own class, and is not derived from"
+            raise TypeError(f"class {cls.__name__}: {text}: write methods into the model's class")
+
     def __init__(
         self, model: nn.Module, debug_options: DebugOptions | None = None, config: Config | None = None
     ) -> None:

@@ -401,3 +401,10 @@ def test_a_parameter_without_elements_receives_a_gradient_without_elements():
     assert {name: p.grad.shape for name, p in module.named_parameters()} == {
         name: p.shape for name, p in module.named_parameters()
     }
+
+
+def test_a_class_derived_from_the_wrapper():
+    with pytest.raises(TypeError, match="class Mine: .* is not derived from"):
+
+        class Mine(ORTModule):
+            pass
