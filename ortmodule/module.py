@@ -117,10 +117,15 @@ class ORTModule(nn.Module):
     _wrapped_class: ClassVar[type[nn.Module]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if cls is not ORTModule:
-            # `type(wrapped)(config)`, as `from_pretrained` does: the caller wants a plain model.
-            return cls._wrapped_class(*args, **kwargs)
+        if cls is not ORTModule:  # for an `__init__` that the caller calls, of a plain model as well
+            return cls._wrapped_class.__new__(cls._wrapped_class, *args, **kwargs)
         return _wrap(*args, **kwargs)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not hasattr(cls, "_wrapped_class"):
+            text = "ORTModule(model) is an instance of the model's own class, and is not derived from"
+            raise TypeError(f"class {cls.__name__}: {text}: write methods into the model's class")
 
     def __init__(
         self, model: nn.Module, debug_options: DebugOptions | None = None, config: Config | None = None
@@ -135,6 +140,19 @@ class ORTModule(nn.Module):
 
     def _replicate_for_data_parallel(self) -> Any:
         raise RuntimeError("ORTModule does not work inside nn.DataParallel: use DistributedDataParallel")
+
+
+class _MakesPlain(type):
+    """Of wrappers' classes: `type(wrapped)(config)`, as `from_pretrained` does, is a plain model."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls._wrapped_class(*args, **kwargs)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _metaclass(of: type) -> type:
+    """The metaclass of wrappers' classes of a class whose metaclass is ``of``."""
+    return types.new_class(of.__name__, (_MakesPlain, of) if of is not type else (_MakesPlain,))
 
 
 def _wrapper(model: Any) -> str:
@@ -211,4 +229,5 @@ def _wrapped_class(cls: Any) -> type:
     }
     if is_sharded(cls):  # FSDP2 finds what it knows of a module by the module
         body |= {"__eq__": _is_or_wraps, "__hash__": _hash_of_module}
-    return types.new_class(cls.__name__, (ORTModule, cls), exec_body=lambda namespace: namespace.update(body))
+    made_by = {"metaclass": _metaclass(type(cls))}
+    return types.new_class(cls.__name__, (ORTModule, cls), made_by, lambda namespace: namespace.update(body))

@@ -1,5 +1,6 @@
 """The wrapped module still is the user's module."""
 
+import abc
 import copy
 import inspect
 import io
@@ -220,6 +221,38 @@ def test_from_pretrained_and_resize(tmp_path):
     captured(wrapped)
 
 
+class Counts(abc.ABCMeta):
+    """Counts what is made, as a registry does."""
+
+    made = 0
+
+    def __call__(cls, *args, **kwargs):
+        cls.made += 1
+        return super().__call__(*args, **kwargs)
+
+
+class Counted(Scaled, metaclass=Counts):
+    def __init__(self, size=3):
+        super().__init__()
+        self.size = size
+
+
+@pytest.mark.parametrize("kind", [Scaled, Counted])
+def test_what_the_class_of_a_wrapper_makes(kind, x):
+    """A plain module, at once and in the two steps that some libraries take."""
+    wrapped = ORTModule(kind())
+    cls = type(wrapped)
+    at_once, in_steps = cls(), cls.__new__(cls)
+    in_steps.__init__(**{"size": 4} if kind is Counted else {})
+    assert type(at_once) is type(in_steps) is kind and isinstance(wrapped, kind)
+    if kind is Counted:
+        assert (Counted.made, at_once.size, in_steps.size) == (2, 3, 4) and isinstance(cls, Counts)
+    in_steps.load_state_dict(wrapped.state_dict())
+    torch.testing.assert_close(ORTModule(in_steps)(x), wrapped(x))
+    assert issubclass(cls, ORTModule) and type(copy.deepcopy(wrapped)) is cls
+    captured(wrapped)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -368,3 +401,10 @@ def test_a_parameter_without_elements_receives_a_gradient_without_elements():
     assert {name: p.grad.shape for name, p in module.named_parameters()} == {
         name: p.shape for name, p in module.named_parameters()
     }
+
+
+def test_a_class_derived_from_the_wrapper():
+    with pytest.raises(TypeError, match="class Mine: .* is not derived from"):
+
+        class Mine(ORTModule):
+            pass

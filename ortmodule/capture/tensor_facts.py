@@ -54,6 +54,8 @@ _ATTRIBUTES = {
     "_backward_hooks": "for the hooks of a tensor",
     "_post_accumulate_grad_hooks": "for the hooks of a tensor",
 }
+#: These are the same of every tensor whose type has no gradients, the trace's and the caller's.
+_OF_GRADIENTS = {"is_leaf", "grad_fn", "output_nr", "retains_grad"}
 #: A tensor: is it contiguous, and the order of its dimensions in memory?
 Layout = tuple[bool, tuple[int, ...]]
 
@@ -100,17 +102,23 @@ def _order(strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(range(len(strides)), key=lambda d: -strides[d]))
 
 
-def _question(function: Any) -> str | None:
+def _question(function: Any, args: tuple) -> str | None:
     """What a function of torch's asks of a tensor; "": how it lies in memory; None: nothing of these."""
     if function.__name__ == "__get__":
-        return _ATTRIBUTES.get(getattr(function.__self__, "__name__", ""))
+        name = getattr(function.__self__, "__name__", "")
+        return None if name in _OF_GRADIENTS and not _may_have_gradient(args[0]) else _ATTRIBUTES.get(name)
     return "" if function in _LAYOUT else _METHODS.get(function.__name__)
+
+
+def _may_have_gradient(tensor: torch.Tensor) -> bool:
+    with DisableTorchFunction():
+        return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
 def asked_in_node(function: Any, args: tuple) -> None:
     """The same while PyTorch runs a node of the trace, which gets contiguous tensors in every run. What is asked of an
     input of the module counts. Raises NotTraceable."""
-    recorder, what = of_thread(), _question(function)
+    recorder, what = of_thread(), _question(function, args)
     if what is None or recorder is None or not args or not isinstance(args[0], torch.Tensor):
         return
     if OPERAND in attributes_of(args[0]) and function.__name__ not in _ADDRESSES and _by_user():
@@ -121,9 +129,9 @@ def asked_in_node(function: Any, args: tuple) -> None:
         recorder.asks_layout = True
 
 
-def asked(function: Any) -> None:
+def asked(function: Any, args: tuple) -> None:
     """A function of torch's is called while a module is traced. Raises NotTraceable."""
-    what = _question(function)
+    what = _question(function, args)
     if what is None or (recorder := active()) is None or not _by_user():
         return
     if what:

@@ -41,7 +41,7 @@ from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
 from ortmodule.core.garbage import no_collections
 from ortmodule.core.interception import replaced
-from ortmodule.core.names import CHANGES_PARAMETER, STATE
+from ortmodule.core.names import CHANGES_PARAMETER, NOTHING, STATE
 from ortmodule.core.pytree_tokens import SPLIT
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items, TensorMemory
@@ -366,7 +366,7 @@ class _Flat(nn.Module):
                 outputs += [vector([r.tensor for r in read if r.tensor is not None])] if read else []
             outputs += self.regions.tokens
         if not outputs:
-            raise NotTraceable("forward computes nothing")
+            raise NotTraceable(NOTHING)
         return tuple(outputs)
 
     def _keep_contents(self) -> None:

@@ -311,7 +311,7 @@ class TraceMode(TorchFunctionMode):
         if self.differentiates and has_sparse_gradient(function, args, kwargs or {}):
             self.failed = f"{scalar_guards.user_line()} asks for a sparse gradient of an embedding"
             raise NotTraceable(self.failed)
-        tensor_facts.asked(function)
+        tensor_facts.asked(function, args)
         function = _without_changing_numbers(function, args)
         function, args, kwargs = recordable(function, args, kwargs or {})
         if (compared := scalar_guards.observed(function, args, kwargs)) is not NotImplemented:

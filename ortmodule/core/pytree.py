@@ -329,13 +329,12 @@ class _Sequence(_Container):
 
     @staticmethod
     def write(writer: _Writer, value: Sequence, cls: type) -> None:
-        if writer.results and hasattr(cls, "_fields"):
-            cls = _one_of_its_kind(cls)
-        writer.tokens += (cls, len(value))
+        writer.tokens += (_token_of(cls) if writer.results and hasattr(cls, "_fields") else cls, len(value))
         writer.add_all(value, value)
 
     @staticmethod
-    def read(reader: _Reader, cls: type, target: Any) -> Sequence:
+    def read(reader: _Reader, cls: Any, target: Any) -> Sequence:
+        cls = cls.made if isinstance(cls, _Made) else cls
         items = reader.values(next(reader.tokens))
         if isinstance(target, list):
             list.__setitem__(target, slice(None), items)
@@ -347,18 +346,28 @@ class _Sequence(_Container):
         return cls._make(items) if hasattr(cls, "_make") else cls(items)
 
 
-#: Of classes of named tuples that a function makes at each call: the first.
-_first_made: dict[tuple, type] = {}
+class _Made:
+    """A class of named tuples that is not found under its name: equal to others that were made like it, as what
+    forward makes at each call is, and read as this very class."""
+
+    __slots__ = ("made", "key")
+
+    def __init__(self, cls: Any) -> None:
+        self.made, self.key = cls, (cls.__module__, cls.__qualname__, cls._fields)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Made) and self.key == other.key
 
 
-def _one_of_its_kind(cls: Any) -> Any:
-    """A class of named tuples that is not found under its name: the first one that was made like it."""
-    made = cls.__bases__ == (tuple,) and getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is not cls
-    if not made:
+def _token_of(cls: Any) -> Any:
+    if cls.__bases__ != (tuple,) or getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls:
         return cls
-    first = _first_made.setdefault((cls.__module__, cls.__qualname__, cls._fields), cls)
-    _KINDS.setdefault(first, _Sequence)
-    return first
+    token = _Made(cls)
+    _KINDS.setdefault(token, _Sequence)
+    return token
 
 
 class _Deque(_Container):
@@ -528,7 +537,7 @@ CONSTANTS = (
     numpy.generic,
     *of_process_groups,
 )
-_KINDS: dict[type, Any] = {
+_KINDS: dict[Any, Any] = {
     float: leaves.FloatLeaf,
     torch.Tensor: leaves.TensorLeaf,
     torch.nn.Parameter: leaves.ParameterLeaf,

@@ -54,6 +54,8 @@ class Report:
     breaks: list[str] = field(default_factory=list)  #: those of them that PyTorch's autograd joins with what is around
     #: Submodules that FSDP2 shards, by path: graphs of their own, each between its all-gather and its reduce-scatter.
     sharded: dict[str, Report] = field(default_factory=dict)
+    #: Submodules, by path, that are graphs of their own where PyTorch runs the module around them.
+    parts: dict[str, Report] = field(default_factory=dict)
     weights_in_engine: float = 1.0  #: the share that the engine computes with of all weights, those of embeddings aside
     fused: dict[str, int] = field(default_factory=dict)  #: how often each pass and pattern found something to fuse
     nodes_exported: int = 0  #: in the graph as it was exported
@@ -82,7 +84,7 @@ class Report:
         if not self.captured:
             none = "no call has reached ORTModule" if self.unreached_steps else "no call yet"
             head = f"{self.name}: PyTorch runs it ({self.fallback or none})"
-            return "\n".join([head, *self._sharded(), *self._calls(), *self._variants(), *missing])
+            return "\n".join([head, *self._sharded(), *self._parts(), *self._calls(), *self._variants(), *missing])
         spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.seconds.items())
         fused = ", ".join(f"{name} {times}x" for name, times in self.fused.items()) or "nothing"
         outside = ", ".join([*self.aten_ops, *self.python_ops]) or "nothing"
@@ -148,6 +150,15 @@ class Report:
         share = f"{self.weights_in_engine:.0%} of the weights are in the engine"
         return [f"  sharded    {count} submodules are graphs of their own, between collectives{rest}; {share}"]
 
+    def _parts(self) -> list[str]:
+        """Lines about them."""
+        lines = []
+        for path, part in self.parts.items():
+            calls = f"{part.engine_calls} calls in the engine, {part.pytorch_calls} in PyTorch"
+            lines.append(f"  part       {path}: {calls}{f' ({part.fallback})' if part.fallback else ''}")
+            lines += [f"  part       {path}.{line.removeprefix('  part       ')}" for line in part._parts()]
+        return lines
+
     def _split(self) -> str:
         """Of the step with the peak."""
         if self.peak is None:
@@ -177,7 +188,8 @@ def explain(model: Any) -> Report:
     tree = None if owner.states.latest is None else owner.states.latest.tree
     units = {} if tree is None else {path: explain(unit) for path, unit in owner.units(tree).items()}
     nodes = owner.latest.capture.trace.nodes if owner.latest is not None and owner.fallback.reason is None else None
-    weights = _weights_in_engine(owner.module, units, nodes)
+    parts = {path: explain(part) for path, part in owner.parts.items()} if nodes is None else {}
+    weights = _weights_in_engine(owner.module, units | parts, nodes)
     graphs = [graph for variants in owner.graphs.values() for graph in variants]
     sessions = [session for graph in graphs for session in graph.sessions()]
     seconds = owner.compiler.seconds | {"plan": sum(session.plan_seconds for session in sessions)}
@@ -194,6 +206,7 @@ def explain(model: Any) -> Report:
         "step_seconds": owner.budget.steps,
         "missing": torch_private.missing(),
         "sharded": units,
+        "parts": parts,
         "weights_in_engine": weights,
         "engine_calls": owner.usage.engine,
         "pytorch_calls": owner.usage.pytorch,

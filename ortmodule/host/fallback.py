@@ -11,10 +11,13 @@ import torch
 
 from ortmodule.core.errors import BypassError, Cause, NotInEngine
 from ortmodule.core.logger import Log
+from ortmodule.core.names import NOTHING
 
 MOST_REFUSED = 1024  # calls that are remembered as not for the engine
 
 
+#: For ``silent`` below: nothing is warned about.
+EVERY_REASON = ("",)
 #: Policies that force PyTorch -> only where gradients are recorded?
 _FORCED = {"FALLBACK_FORCE_TORCH_FORWARD": False, "FALLBACK_FORCE_TORCH_BACKWARD": True}
 
@@ -93,6 +96,8 @@ class Fallback:
 
     def allow(self, error: NotInEngine) -> None:
         """Raises when PyTorch must not run this call: the exception that began it."""
+        if error.reason == NOTHING:
+            return
         if self.strict:
             raise _bypass(error.reason) from error
         if not self.allows(error.cause):
@@ -118,7 +123,7 @@ class Fallback:
         if error.warning is not None:
             if error.warning:
                 self.log.warn_once(error.warning)
-        elif not any(text in error.reason for text in self.silent):
+        elif error.reason != NOTHING and not any(text in error.reason for text in self.silent):
             alone = error.cause is Cause.DATA and error.key is None  # others like it may run in the engine
             self._warn(error.reason, "such a call" if alone else "this module")
 

@@ -14,7 +14,7 @@ import torch
 from torch.onnx import errors
 
 from ortmodule.core.dtypes import ONNX_TYPES
-from ortmodule.core.errors import Leave
+from ortmodule.core.errors import Keep, Leave
 from ortmodule.core.torch_private import TracedValue, is_none, maybe_get_const
 from ortmodule.lowering.decompositions.table import defines
 from ortmodule.lowering.symbolics import result_type, symbolic, typed_as_result
@@ -65,6 +65,14 @@ def _dropped_to_floor(x, p, train, like):
     factor = 1 / math.sqrt((lowest * lowest * p + 1) * (1 - p))
     kept = torch.bernoulli(torch.ones_like(like), 1 - p)
     return x * (kept * factor) + ((kept - 1) * (lowest * factor) + lowest * factor * p)
+
+
+@defines("aten::multinomial", recursive=True)
+def _of_one_row(x, count, replacement=False, generator=None):
+    """Where the engine draws, it is from rows."""
+    if x.dim() != 1 or generator is not None or (count > 1 and not replacement):
+        raise Keep
+    return torch.multinomial(x[None], count, replacement)[0]
 
 
 def _check_generator(generator: TracedValue) -> None:

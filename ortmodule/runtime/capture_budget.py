@@ -234,6 +234,7 @@ class Budget:
         start = clock()
         result = forward(*args, **kwargs)
         add(clock() - start)
+        self.refused.calls += variant is None
         if variant is not None:
             variant.waited += 1
             variant.used = start
@@ -284,10 +285,10 @@ class Budget:
 
 
 class _Seconds:
-    """Seconds that add up."""
+    """Seconds of calls that add up."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds, self.calls = 0.0, 0
 
     def add(self, seconds: float) -> None:
         self.seconds += seconds

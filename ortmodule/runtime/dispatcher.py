@@ -39,7 +39,7 @@ from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.sharded import is_sharded
-from ortmodule.host.fallback import THREAD, Fallback, inside_assigned
+from ortmodule.host.fallback import EVERY_REASON, THREAD, Fallback, inside_assigned
 from ortmodule.host.opaque_regions import recording
 from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime import call_differences, capture_budget
@@ -50,6 +50,7 @@ from ortmodule.runtime.compiled_graph import ASSIGNED, OWN, Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
 from ortmodule.runtime.held_arguments import taken_from_module
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
+from ortmodule.runtime.parts import may_pay, parts_of, without_hooked
 from ortmodule.runtime.reruns import Reruns
 from ortmodule.runtime.usage import Usage
 from ortmodule.triton_kernels.use import TritonUse
@@ -116,7 +117,9 @@ class Dispatcher:
         self.refusals = Refusals(self.log)
         self.states = ModuleStates(module)
         self.interpret, self._wrap = attach.interpret, attach.wrap
-        self._units: dict[int, nn.Module] = {}  # sharded submodules that are wrapped, by the ids of the submodules
+        self._units: dict[int, nn.Module] = {}  # submodules that are wrapped, by the ids of the submodules
+        self.parts: dict[str, Any] = {}  # those of a module that PyTorch runs, as ORTModules
+        self._parted: Tree | None = None  # in which they were looked for
         self.compiler = Compiler(self)
         self._names: dict[str, frozenset[str]] = {}  # of the parameters of a forward
         self._lock = threading.RLock()
@@ -211,7 +214,7 @@ class Dispatcher:
             return finish()
         # An error of the caller's is PyTorch's to report, and no reason to give up on such calls.
         with self.reruns.noting(reason.inputs if isinstance(reason, Waits) else None):
-            forward = functools.partial(self._forward_around_sharded, which)
+            forward = functools.partial(self._forward_around_units, which, reason)
             result = self.budget.in_pytorch(forward, args, kwargs, reason)
         self.fallback.done(reason)
         return result
@@ -324,20 +327,30 @@ class Dispatcher:
 
     def units(self, tree: Tree) -> dict[str, nn.Module]:
         """The sharded submodules by path, each as an ORTModule: a graph of its own, which FSDP2's hooks run around."""
-        sharded = {path: module for path, module in tree.sharded.items() if is_sharded(type(module))}
-        for module in sharded.values():
-            if id(module) not in self._units:
-                unit: Any = self._wrap(module, self.debug, self.given)
-                unit._ortmodule.usage.inner = True
-                self._units[id(module)] = unit
-        return {path: self._units[id(module)] for path, module in sharded.items()}
+        return {path: self._unit(m) for path, m in tree.sharded.items() if is_sharded(type(m))}
 
-    def _forward_around_sharded(self, which: str, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`in_pytorch`; sharded submodules still are graphs of their own."""
+    def _unit(self, module: nn.Module) -> Any:
+        if id(module) not in self._units:
+            unit: Any = self._wrap(module, self.debug, self.given)
+            unit._ortmodule.usage.inner = True
+            self._units[id(module)] = unit
+        return self._units[id(module)]
+
+    def _parts_for(self, reason: NotInEngine, tree: Tree) -> dict[str, nn.Module]:
+        """Submodules that are graphs of their own where PyTorch runs this one for such a reason."""
+        if self._parted is not tree and (self._parted is not None or may_pay(self.budget, reason)):
+            self._parted, self.parts = tree, {path: self._unit(m) for path, m in parts_of(tree).items()}
+            for unit in self.parts.values():
+                unit._ortmodule.fallback.silent = EVERY_REASON  # PyTorch runs this module, as is said
+        return without_hooked(self.parts)
+
+    def _forward_around_units(self, which: str, reason: NotInEngine, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`in_pytorch`; submodules that are sharded, or parts, still are graphs of their own."""
         forward, tree = self.in_pytorch(which), self.state().tree  # a capture that failed has forgotten the latest one
-        if not tree.sharded:
+        units = self.units(tree) if tree.sharded else self._parts_for(reason, tree)
+        if not units:
             return forward(*args, **kwargs)
-        with recording(Diverted(tree, self.units(tree))):
+        with recording(Diverted(tree, units)):
             return forward(*args, **kwargs)
 
     def state(self) -> ModuleState:

@@ -43,6 +43,21 @@ def test_another_answer(name):
         torch.testing.assert_close(ours(make()), eager(make()))
 
 
+def test_what_types_without_gradients_answer():
+    """It is the same of the caller's tensors and of the trace's, arguments, results and attributes of a module."""
+
+    def forward(self, x, ids):
+        for tensor in (ids, ids + 1, x.detach().argmax(1), x > 0, self.places):
+            assert tensor.grad_fn is None and tensor.is_leaf and tensor.output_nr == 0 and not tensor.retains_grad
+        return self.linear(x) * ids[:, None]
+
+    eager = made(forward)
+    eager.places = torch.arange(3)
+    ours = ORTModule(eager)
+    torch.testing.assert_close(ours(rows(3, 4), torch.arange(3)), eager(rows(3, 4), torch.arange(3)))
+    assert explain(ours).captured and explain(ours).engine_calls == 1
+
+
 def test_a_layout_costs_no_graph():
     """Models ask before they call `contiguous()`: calls whose inputs lie alike share a graph, at all sizes."""
     eager = made(lambda self, x: self.linear(x if x.is_contiguous() else x.contiguous()))

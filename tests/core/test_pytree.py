@@ -168,8 +168,10 @@ def test_a_named_tuple_whose_class_is_made_at_each_call():
     def made():
         return namedtuple("Made", "x y")(torch.ones(1), 2)
 
-    (_, first), (tensors, second) = flatten(made(), results=True), flatten(made(), results=True)
+    values = made(), made()
+    (_, first), (tensors, second) = (flatten(value, results=True) for value in values)
     assert first == second
+    assert [type(each.rebuild(tensors)) for each in (first, second)] == list(map(type, values))
     again = first.rebuild(tensors)
     assert again._fields == ("x", "y") and again.x is tensors[0] and again.y == 2
     other = namedtuple("Made", "x z")(torch.ones(1), 2)

@@ -72,6 +72,8 @@ ENGINE = {
     "one_hot of a draw": lambda x: x + F.one_hot(torch.randint(0, 3, x.shape[:1]), 3).float(),
     "multinomial": lambda x: x * torch.multinomial(some(x), 1),
     "multinomial again": lambda x: x * torch.multinomial(some(x), 3, replacement=True),
+    "multinomial of a row": lambda x: x * torch.multinomial(some(x)[0], 1),
+    "multinomial of a row again": lambda x: x * torch.multinomial(some(x)[0], 3, replacement=True),
     "dropout": lambda x: F.dropout(x, 0.3),
     "dropout_": lambda x: F.dropout(x * 1, 0.3, inplace=True),
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.3, True),

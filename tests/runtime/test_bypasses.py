@@ -185,6 +185,14 @@ def test_strict_of_a_submodule_and_of_a_policy():
     assert explain(ours).engine_calls == 1
 
 
+def test_no_work_goes_past_the_engine_where_there_is_none():
+    ours, x = ORTModule(nn.Identity(), config=Config(**AT_ONCE, strict=True)), data()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert ours(x) is x
+    assert explain(ours).pytorch_calls == 1
+
+
 def test_a_switch_of_a_layer_that_was_left_to_pytorch():
     """As gradient_checkpointing_enable(), some steps, gradient_checkpointing_disable() do."""
     ours, theirs = make()
@@ -259,6 +267,44 @@ def test_a_forward_that_is_not_captured_as_a_whole_and_calls_the_replaced_one():
         warnings.simplefilter("error", UserWarning)
         compare(ours, ours, theirs, theirs)
     assert explain(ours).engine_calls == STEPS and explain(ours).pytorch_calls == 0
+
+
+@pytest.fixture
+def compiling(monkeypatch):
+    """Trainer tells accelerate in the environment, which keeps it for the process."""
+    for name in ("BACKEND", "MODE"):
+        monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "")
+    yield
+    pytest.importorskip("accelerate").state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+class WithLoss(Net):
+    def forward(self, x, labels=None):
+        return {"loss": nn.functional.mse_loss(self.model(x), labels)}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_trainer_that_compiles(strict, compiling, tmp_path):
+    """Trainer(torch_compile=True): the compiler leaves the module to the engine."""
+    transformers = pytest.importorskip("transformers")
+    rows, found = [{"x": x, "labels": x.cos()} for x in torch.randn(4 * STEPS, 4)], []
+    for wrap in (functools.partial(ORTModule, config=Config(**AT_ONCE, strict=strict)), lambda model: model):
+        torch.manual_seed(0)
+        args = transformers.TrainingArguments(
+            output_dir=str(tmp_path), max_steps=STEPS, per_device_train_batch_size=4, torch_compile=True,
+            torch_compile_backend="eager", report_to=[], disable_tqdm=True, use_cpu=True, logging_steps=1,
+            save_strategy="no", learning_rate=0.1,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model=wrap(WithLoss()), args=args, train_dataset=rows)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.train()
+        assert not [str(w.message) for w in caught if "ORTModule" in str(w.message)]
+        found.append((trainer.model, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]))
+    (ours, losses), (_, expected) = found
+    assert losses == pytest.approx(expected, rel=1e-4) and len(losses) == STEPS
+    report = explain(ours)
+    assert (report.engine_calls, report.pytorch_calls, report.unreached_steps) == (STEPS, 0, 0)
 
 
 def test_torch_fx():

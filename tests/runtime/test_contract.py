@@ -479,3 +479,21 @@ def test_a_named_tuple_whose_class_forward_makes():
         assert type(found).__name__ == "Made" and found._fields == ("y", "z")
         torch.testing.assert_close(tuple(found), tuple(eager(x)))
     assert explain(module).captured and explain(module).exports == 1
+
+
+def test_a_named_tuple_whose_class_a_function_around_makes():
+    """Each module gives its own class's, although they are named alike."""
+
+    def make():
+        made = namedtuple("Made", "y z")
+
+        class Gives(nn.Module):
+            def forward(self, x):
+                return made(x * 2, [made(x, x.sin())])
+
+        return Gives(), made
+
+    for _ in range(2):
+        module, cls = make()
+        found = ORTModule(module)(torch.ones(3))
+        assert type(found) is cls and type(found.z[0]) is cls
