@@ -145,8 +145,10 @@ class ORTModule(nn.Module):
 class _MakesPlain(type):
     """Of wrappers' classes: `type(wrapped)(config)`, as `from_pretrained` does, is a plain model."""
 
+    _wrapped_class: type[nn.Module]
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return cls._wrapped_class(*args, **kwargs)  # type: ignore[attr-defined]
+        return cls._wrapped_class(*args, **kwargs)
 
 
 @functools.cache
@@ -229,5 +231,6 @@ def _wrapped_class(cls: Any) -> type:
     }
     if is_sharded(cls):  # FSDP2 finds what it knows of a module by the module
         body |= {"__eq__": _is_or_wraps, "__hash__": _hash_of_module}
-    made_by = {"metaclass": _metaclass(type(cls))}
+    of: Any = type(cls)
+    made_by = {"metaclass": _metaclass(of)}
     return types.new_class(cls.__name__, (ORTModule, cls), made_by, lambda namespace: namespace.update(body))
