@@ -49,7 +49,7 @@ from ortmodule.core.torch_private import (
 )
 from ortmodule.guards import item_reads
 from ortmodule.guards.fields import FieldReads
-from ortmodule.guards.item_reads import KINDS
+from ortmodule.guards.item_reads import WITH_ITEMS
 from ortmodule.guards.shown_texts import is_shown
 
 #: Models ask whether numbers overflow. What was drawn has next to nothing to do with the answer, and a run that finds
@@ -420,7 +420,7 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
         module = dispatcher.__get__(module).module  # whose dictionary a wrapped module has
         sites.add((_note.__code__, -1))
     attributes = object.__getattribute__(module, "__dict__")
-    if type(attributes.get(name, getattr(type(module), name, None))) in KINDS:
+    if type(attributes.get(name, getattr(type(module), name, None))) in WITH_ITEMS:
         recorder.sites.setdefault((id(module), name), set()).update(sites)
     recorder.attributes[id(module), name] = user_line()
     for holder in (attributes, attributes.get("_buffers")):

@@ -20,7 +20,7 @@ from ortmodule.core.pytree import flatten
 from ortmodule.core.size_expr import formula_of, is_number
 from ortmodule.core.torch_private import get_value_trace
 from ortmodule.guards.module_tree import Tree
-from ortmodule.guards.size_tables import KINDS, DictAttribute, Key, SizeTable, TableKey, formulas_in, key_parts
+from ortmodule.guards.size_tables import TABLES, DictAttribute, Key, SizeTable, TableKey, formulas_in, key_parts
 
 _MISSING = object()
 
@@ -62,7 +62,7 @@ class TracedTables:
             return
         if not tensors or not formulas_in(parts) or not self.tree.may_keep or structure.objects:
             return
-        if type(attribute.find()) not in (*KINDS, _Table):
+        if type(attribute.find()) not in (*TABLES, _Table):
             return
         if any(t.requires_grad or is_number(t) or follows_from(get_value_trace(t), call) for t in tensors):
             return

@@ -18,7 +18,7 @@ import numpy
 import torch
 
 #: The types whose contents are known, each before those that it is derived from.
-KINDS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque, bytearray)
+CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque, bytearray)
 _MISSING = object()
 
 
@@ -81,8 +81,8 @@ class Snapshot:
 
 
 class Items:
-    """The contents of a container: one of :data:`KINDS`, a NumPy array, or a dictionary of a scripted module's, whose
-    keys are fixed."""
+    """The contents of a container: one of :data:`CONTAINERS`, a NumPy array, or a dictionary of a scripted module's,
+    whose keys are fixed."""
 
     def __init__(self, container: Any) -> None:
         self.container, self.then = container, _copied(container)
@@ -118,7 +118,7 @@ class Items:
 
 
 def _kind(container: Any) -> Any:
-    return next((kind for kind in KINDS if isinstance(container, kind)), None)
+    return next((kind for kind in CONTAINERS if isinstance(container, kind)), None)
 
 
 def _copied(container: Any) -> Any:

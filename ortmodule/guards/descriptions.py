@@ -188,7 +188,7 @@ class _Walk:
         else:
             self.met[id(value)] = len(self.met)
             self.depth += 1
-            if items is not None and cls in item_reads.KINDS:
+            if items is not None and cls in item_reads.WITH_ITEMS:
                 parts += (cls, self._some_items(value, items))
             else:
                 self._container(value, cls)

@@ -150,7 +150,7 @@ class Attributes:
         """What code that has run, with its globals, reads of dictionaries and namespaces that are ``kept``."""
         for key in kept:
             owner = self._read[key]
-            if isinstance(owner, types.ModuleType) and type(vars(owner).get(key[1])) in item_reads.KINDS:
+            if isinstance(owner, types.ModuleType) and type(vars(owner).get(key[1])) in item_reads.WITH_ITEMS:
                 self._items.setdefault(key, ItemReads()).add(item_reads.of_global(key[1], owner, ran))
 
     def look(self, names: dict[int, str]) -> None:
@@ -202,7 +202,7 @@ class Attributes:
             return describe_other(owner, value, self._fields)
         if isinstance(value, dict) and any(not table.refused for table in self.tables.get(key, ())):
             return Description([type(value)])
-        items = self._items.get(key) if type(value) in item_reads.KINDS else None
+        items = self._items.get(key) if type(value) in item_reads.WITH_ITEMS else None
         place = id(value) if items is None else key
         if place not in known:
             try:

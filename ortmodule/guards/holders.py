@@ -21,7 +21,7 @@ from torch import nn
 from torch.autograd.function import BackwardCFunction
 
 from ortmodule.core.references import other_references, referrers
-from ortmodule.core.snapshot import KINDS, Attribute, Compared, ContextValue, Items, NewAttributes, Snapshot
+from ortmodule.core.snapshot import CONTAINERS, Attribute, Compared, ContextValue, Items, NewAttributes, Snapshot
 from ortmodule.guards.code_reader import is_of
 from ortmodule.guards.surroundings import GlobalState, global_state
 
@@ -233,7 +233,7 @@ def _places_of(holder: Any, inside: list[Any]) -> list[_Place]:
     if type(holder) is dict and (owner := _namespace(holder)) is not None:
         names = [name for name, value in holder.items() if id(value) in ids]
         return [_Place(f"{owner.__name__}.{name}", owner, name) for name in names]
-    if isinstance(holder, KINDS):
+    if isinstance(holder, CONTAINERS):
         owner = next((each for each in referrers([holder]) if getattr(each, "__dict__", None) is holder), None)
         return [_Place(_label(holder) if owner is None else type(owner).__name__, holder, attributes=owner is not None)]
     if isinstance(getattr(holder, "__dict__", None), dict) and any(id(v) in ids for v in vars(holder).values()):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: Classes of which only the items that are read count.
-KINDS = (dict, OrderedDict, types.SimpleNamespace)
+WITH_ITEMS = (dict, OrderedDict, types.SimpleNamespace)
 ITEM, FIELD = "item", "field"
 _MISSING = object()
 #: A step into a container: ITEM and a key, or FIELD and a name.

@@ -34,7 +34,7 @@ class DictAttribute(Protocol):
     def set(self, value: Any, /) -> None: ...
 
 
-KINDS = (dict, OrderedDict, defaultdict)
+TABLES = (dict, OrderedDict, defaultdict)
 MOST_CHOICES = 64  # of dimensions that the sizes in a key may be those of
 MOST_SHAPES = 4096  # of which the key is remembered
 
@@ -157,7 +157,7 @@ class SizeTable:
     def held(self) -> dict[Any, Any] | None:
         """The dictionary of now. Others than Python's own may do more than to look for a key."""
         found = self.attribute.find()
-        return found if type(found) in KINDS else None
+        return found if type(found) in TABLES else None
 
     def select(self, shapes: tuple) -> bool:
         """Takes the tensors for a call with inputs of these sizes. False: they are not there, and PyTorch has to run

@@ -171,6 +171,46 @@ def test_imports_go_upwards(module):
         assert package in PACKAGES[: own + 1], f"{module}:{line} imports ortmodule.{package}, which is below it"
 
 
+def private_names(tree):
+    """(name, line) for each private name that is read of a module of ours, those that stand for PyTorch's own aside."""
+    ours = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or node.module.partition(".")[0] != "ortmodule":
+            continue
+        names = [alias.name for alias in node.names if alias.name != "_core"]
+        yield from ((name, node.lineno) for name in names if _is_private(name))
+        if node.module != "ortmodule.core.torch_private":
+            ours |= {alias.asname or alias.name for alias in node.names}
+    for node in ast.walk(tree):
+        of = node.value if isinstance(node, ast.Attribute) else None
+        if isinstance(of, ast.Name) and of.id in ours and _is_private(node.attr) and not of.id[0].isupper():
+            yield f"{of.id}.{node.attr}", node.lineno
+
+
+def _is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+EVERY_MODULE = sorted({*PACKAGE.rglob("*.py"), *(ROOT / "optim").rglob("*.py")})
+
+
+@pytest.mark.parametrize("module", EVERY_MODULE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_module_reads_private_names_of_another(module):
+    assert not list(private_names(ast.parse(module.read_text())))
+
+
+def test_a_private_name_is_found():
+    lines = ["from ortmodule.core import pytree", "from ortmodule.core.pytree import _Reader, flatten", "pytree._KINDS"]
+    lines += [
+        "from ortmodule.core.torch_private import tracer",
+        "tracer._map",
+        "from ortmodule import _core",
+        "_core.x",
+    ]
+    found = list(private_names(ast.parse("\n".join(lines))))
+    assert found == [("_Reader", 2), ("pytree._KINDS", 3)]
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_stand_at_the_top(module):
     tree = ast.parse(module.read_text())
