@@ -133,7 +133,7 @@ class Sampled(nn.Module):
 
 
 DISTRIBUTIONS = {
-    "categorical": lambda y: torch.distributions.Categorical(logits=y),
+    "categorical": lambda y, **given: torch.distributions.Categorical(logits=y, **given),
     "normal": lambda y: torch.distributions.Normal(y, 1.0),
     "bernoulli": lambda y: torch.distributions.Bernoulli(logits=y),
     "exponential": lambda y: torch.distributions.Exponential(y.exp()),
@@ -151,7 +151,7 @@ def test_samples_with_their_probability(name):
 def test_a_sample_that_is_none():
     class Wrong(Sampled):
         def forward(self, x):
-            distribution = self.distribution(self.layer(x))
+            distribution = self.distribution(self.layer(x), validate_args=True)  # torch.compile changes the default
             return distribution.log_prob(distribution.sample() + x.max()).sum()
 
     wrapped = ORTModule(Wrong(DISTRIBUTIONS["categorical"]))
