@@ -12,10 +12,11 @@ training is compared so in eval mode, and in training by `ORTMODULE_VERIFY`, whi
 Reported are
 
     right       what was compared, or what is wrong
-    calls       the share of the calls that the engine has run, in training, of STEPS_OF_SHARE calls
+    calls       the share of the calls that the engine has run, in training, of STEPS_OF_SHARE calls, every graph
+                captured at once (ORTMODULE_CAPTURE_SHARE=inf, unless it is set)
     work        the share of the weights that the engine computes with
     islands     what PyTorch runs inside the graph
-    why         why PyTorch runs the module, where it does
+    why         why PyTorch runs the module or the islands, where it is known
     time        seconds of a step by those of PyTorch's, with --time: the median of STEPS turns, captures left out
 
 With --page the table, without times, is written into FILE (docs/public-programs.md).
@@ -26,6 +27,7 @@ import fnmatch
 import functools
 import json
 import logging
+import os
 import sys
 import time
 import warnings
@@ -55,7 +57,7 @@ with; *islands* are what PyTorch runs inside the graph.
 def subject(row, find):
     """The row as tests/models/trial.py takes it."""
     build = functools.partial(row.build, find)
-    return trial.Subject(build, lambda module, size, g: row.batch(size, g), row.program, anew=True)
+    return trial.Subject(build, lambda module, size, g: row.batch(size, g), row.program, anew=True, double=row.double)
 
 
 def compared(name, row, find):
@@ -69,7 +71,8 @@ def compared(name, row, find):
             trial.check_draws(given, drawn)
         except Exception as error:
             drawn.state, drawn.reason = trial.WRONG, f"in training: {type(error).__name__}: {error}"
-        words.append("verified" if drawn.state == trial.RIGHT else drawn.reason)
+        said = {trial.RIGHT: "verified", trial.WRONG: drawn.reason}
+        words.append(said.get(drawn.state, "its draws cannot be compared"))
         outcome.state = trial.WRONG if drawn.state == trial.WRONG else outcome.state
     elif outcome.mode == "verified":
         words.append("verified")
@@ -128,9 +131,12 @@ def reached(found):
 def markdown(rows):
     lines = ["| program | model | right | calls | work | islands | why |"]
     lines.append("| --- | --- | --- | ---: | ---: | --- | --- |")
-    for found in (each for each in rows.values() if each["state"] != trial.UNBUILT):
+    for name, found in rows.items():
+        if found["state"] == trial.UNBUILT:
+            continue
+        why = found["why"] or (ROWS[name].note if found["islands"] else "")
         cells = [found["program"], found["model"], found["right"], f"{found['calls']:.0%}", f"{found['work']:.0%}"]
-        cells += [", ".join(found["islands"]) or "–", found["why"] or "–"]
+        cells += [", ".join(found["islands"]) or "–", why or "–"]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join([*lines, ""])
 
@@ -156,6 +162,8 @@ def main():
     names = [n for n in ROWS if not args.rows or any(fnmatch.fnmatch(n, pattern) for pattern in args.rows)]
     if not names:
         parser.error(f"no row is called {' '.join(args.rows)}")
+    # Steps are too short for a second graph to pay.
+    os.environ.setdefault("ORTMODULE_CAPTURE_SHARE", "inf")
     logging.getLogger("ortmodule").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(args.threads)

@@ -9,12 +9,14 @@ engine's may be MAGNIFIED times as far off as PyTorch's own, from these paramete
 import contextlib
 import copy
 import os
+import random
 import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from unittest import mock
 
+import numpy
 import torch
 from torch import nn
 
@@ -39,12 +41,25 @@ RIGHT, DOUBLE, WRONG, UNBUILT = "right", "right in float64", "wrong", "not built
 @dataclass(frozen=True)
 class Subject:
     """``build()``: a module ready to train. ``batch(module, size, generator)``: arguments of its forward, by name.
-    ``anew``: the engine's is built, too, as a copy would have closures over parts of the original."""
+    ``anew``: the engine's is built, too, as a copy would have closures over parts of the original. ``double``: its
+    forward makes float64 tensors, so float32 is not tried."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[nn.Module, int, torch.Generator], dict]
     group: str
     anew: bool = False
+    double: bool = False
+
+    def precision(self, dtype):
+        """What it is tried in, for ``dtype``."""
+        return torch.float64 if self.double else dtype
+
+    def built(self):
+        """A module, the same each time: some initialize theirs by NumPy, or by Python."""
+        torch.manual_seed(0)
+        numpy.random.seed(0)
+        random.seed(0)
+        return self.build()
 
 
 @dataclass
@@ -203,13 +218,12 @@ class _Pair:
     """A subject's module in PyTorch and in the engine."""
 
     def __init__(self, subject, dtype, mode):
-        torch.manual_seed(0)
+        dtype = subject.precision(dtype)
         self.subject, self.dtype = subject, dtype
-        self.eager = subject.build().to(dtype).train(mode == "train")
+        self.eager = subject.built().to(dtype).train(mode == "train")
         other = copy.deepcopy(self.eager)
         if subject.anew:
-            torch.manual_seed(0)
-            other = subject.build().to(dtype).train(mode == "train")
+            other = subject.built().to(dtype).train(mode == "train")
         self.ours = ORTModule(other, DebugOptions(log_level=LogLevel.FATAL))
 
     def batch(self, size, seed):
@@ -314,7 +328,7 @@ def _judge(subject, outcome):
         outcome.loss_off, outcome.grad_off = _Pair(subject, torch.float32, outcome.mode).compare(outcome)
     except Different as error:
         wrong = str(error)
-    if not wrong and _within(outcome, torch.float32):
+    if not wrong and _within(outcome, subject.precision(torch.float32)):
         return
     loss_off, grad_off = outcome.loss_off, outcome.grad_off
     try:

@@ -3,11 +3,12 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import alive, columns, kernels, losses, memory, report, rows, train
+from benchmarks import alive, columns, kernels, losses, memory, public_programs, public_rows, report, rows, train
 from ortmodule.memory import HeldTensor, Peak
 
 CONFIG = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 61, "n_positions": 32}
@@ -180,3 +181,77 @@ def test_the_table_of_memory():
     assert any("no compiler" in line for line in lines)
     found["eager"] = {"failed": "it ended"}
     assert any("| 150 | – | 1100 " in line and line.endswith("| – |") for line in memory.table("gpt2", found))
+
+
+#: A program as many are: a script, which sets weights by NumPy, in annotations names what it does not import, and would
+#: train when it is run.
+SCRIPT = """
+from __future__ import annotations
+import argparse
+import numpy
+import torch
+from dataclasses import dataclass
+from no_package_of_this_name import drawing
+
+WIDTH = 5
+
+@dataclass
+class Config:
+    width: Union[int, str] = WIDTH
+
+class Net(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.from_numpy(numpy.random.randn(config.width, 3)).float())
+
+    def forward(self, x):
+        return (given(x) @ self.weight.T).tanh()
+
+args = argparse.ArgumentParser().parse_args(["--unknown"])
+raise SystemExit("it trains")
+"""
+
+
+def test_a_public_program(tmp_path, monkeypatch):
+    (tmp_path / "sources" / "script").mkdir(parents=True)
+    (tmp_path / "sources" / "script" / "main.py").write_text(SCRIPT)
+
+    def build(find):
+        module = find("script/main.py", given=torch.sin)
+        return module.Net(module.Config())
+
+    batch = public_rows.images("x", 3)
+    found = {"script: Net": public_rows.Row("script", "Net", build, batch),
+             "lost: Net": public_rows.Row("lost", "Net", lambda find: find("lost/main.py"), batch)}  # fmt: skip
+    monkeypatch.setattr(public_programs, "ROWS", found)
+    where = ["--sources", str(tmp_path / "sources"), "--out", str(tmp_path / "out"), "--page", str(tmp_path / "page")]
+    monkeypatch.setattr(sys, "argv", ["public_programs", *where])
+    threads = torch.get_num_threads()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            public_programs.main()
+    finally:
+        torch.set_num_threads(threads)
+    assert not ended.value.code, "nothing is wrong"
+    written, page = json.loads((tmp_path / "out.json").read_text()), (tmp_path / "page").read_text()
+    assert written["script: Net"]["state"] == "right" and written["script: Net"]["work"] == 1
+    assert "lost/main.py is not in the folder of sources" in written["lost: Net"]["right"]
+    assert page.startswith(public_programs.HEAD) and "\n1 models, 1 right, 1 with" in page and "lost" not in page
+
+
+def test_the_page_of_public_programs():
+    """It has rows that there are, as they are, each once, and counts what it has."""
+    groups = public_rows.VITS, public_rows.TRANSFORMERS, public_rows.DIFFUSION, public_rows.FILES
+    assert len(public_rows.ROWS) == sum(map(len, groups)), "two rows have one name"
+    page = Path("docs/public-programs.md").read_text()
+    assert page.startswith(public_programs.HEAD)
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")][
+        2:
+    ]
+    names = [f"{program}: {model}" for program, model, *_ in table]
+    assert names == [name for name in public_rows.ROWS if name in names]
+    right = sum(cells[2].startswith("right") for cells in table)
+    reached = [int(cells[3][:-1]) >= 90 and (int(cells[4][:-1]) >= 90 or cells[5] != "–") for cells in table]
+    assert f"\n{len(table)} models, {right} right, {sum(reached)} with at least 90 %" in page
+    for _, model, _, calls, _, islands, why in table:
+        assert why != "–" or islands != "–" or int(calls[:-1]) >= 90, f"{model}: why does PyTorch run it?"
