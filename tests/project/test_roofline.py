@@ -111,10 +111,14 @@ def test_page():
     kernel = {"name": "Cast", "kind": "stream", "count": 2, "bytes": 8 * 10**9, "least": 10**9, "flops": 0.0,
               "seconds": 4e-3}  # fmt: skip
     slow = dict(kernel, seconds=8e-3)
-    columns = {name: {"kernels": [slow], "peak": 10**9} for name in roofline_page.ORDER}
+    optimizer = dict(kernel, name="AdamW", bytes=28 * 10**7, least=28 * 10**7, seconds=0.0)  # of 10**7 parameters
+    columns = {name: {"kernels": [slow, optimizer], "peak": 10**9} for name in roofline_page.ORDER}
     columns["eager"] = {"kernels": [kernel], "peak": 10**9}
     page = roofline_page.page({"llama-1b": {"title": "Llama", "samples": 4, "columns": columns}})
-    assert "| `llama-1b` | 8.0 | 4.0 | 8.0 | 0.50 **below** | 1.00 | 1.0, 1.0 | 100% **above** | 66.8, 96.9 |" in page
+    assert (
+        "| `llama-1b` | 8.0 | 4.0 | 8.0 | 0.50 **below** | 1.00 | 1.0, 1.0 | 100% **above** (16%) | 66.8, 96.9 |"
+        in page
+    )
     assert "| Cast | 2 | 8.00 | 1.00 | 0.00 | 8.00 |" in page
     assert f"| Operator | `llama-1b` |\n| --- | ---: |\n| Cast | {7e12 / roofline_account.BANDWIDTH:.1f} |" in page
     assert "`llama-1b` 0.50 predicted, 1.45 measured" in page
