@@ -124,7 +124,8 @@ def largest_of_pytorch(row, way, limit, library):
         of.setdefault("bytes", math.inf)  # the machine has not as much
         fits = max((each for each in runs if runs[each]["bytes"] <= limit), default=0)
         if fits + 1 in runs:
-            return {**runs[fits], "more": runs[fits + 1]["bytes"]} if fits else {"failed": "no batch fits"}
+            more = runs[fits + 1]["bytes"]
+            return {**runs[fits], "more": more} if fits else {"failed": f"one sample takes {more / 1e9:.2f} GB"}
         size = next_try(runs, limit, fits)
     return {"failed": f"not found in {TRIES} runs"}
 
