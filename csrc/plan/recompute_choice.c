@@ -314,8 +314,6 @@ status recompute_to(ctx *c, const recompute_problem *p, const recompute_option *
     return OK;
 }
 
-enum { WORTH_IT = 32 /* of the peak, one part at least */ };
-
 status recompute_cheaply(ctx *c, const recompute_problem *p, double most_cost, recompute_choice *out) {
     const recompute_option **stashed;
     chooser s;

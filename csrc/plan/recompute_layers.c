@@ -5,8 +5,7 @@ enum {
     SHORTEST_PERIOD = 2,
     LONGEST_PERIOD = 512 /* steps of a layer */,
     MOST_GROUPS = 64,
-    LOOKS = 64 /* for a step */,
-    WORTH = 32 /* of the peak, a part of which the last layers have to be worth to run again, too */
+    LOOKS = 64 /* for a step */
 };
 
 /* A stretch of forward that repeats: `count` times `period` steps. */
@@ -130,7 +129,7 @@ status recompute_layers(ctx *c, const recompute_problem *p, recompute_choice *ou
     if (other.peak < out->peak || (other.peak == out->peak && other.cost < out->cost)) *out = other;
     for (int stash = 0; stash < 2; stash++) {
         TRY(find(c, p, stash, true, &other));
-        if (other.peak < out->peak - out->peak / WORTH) *out = other;
+        if (other.peak < out->peak - out->peak / WORTH_IT) *out = other;
     }
     return OK;
 }

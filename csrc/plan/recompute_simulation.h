@@ -37,6 +37,9 @@ void chooser_simulate(chooser *s, lives *l);
 void lives_clear(const recompute_problem *p, lives *l);
 /* Is what forward has made of it there in backward? */
 bool chooser_has(const chooser *s, int v);
+/* Of the peak one part at least is saved, or what was not asked for is left. */
+enum { WORTH_IT = 32 };
+
 /* Is it kept, and could be made again, or offloaded, as far as it is concerned? */
 bool chooser_may_drop(const chooser *s, int v);
 /* So many looks for each step and operand on average. */
