@@ -50,6 +50,10 @@ def test_list_of_many_parts():
     assert made.plan([("float32", (100,))], [False])
 
 
+#: PyTorch warns of the very cases that these tests are about.
+OF_NO_DEGREES = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0:UserWarning")
+
+
 class Spread(torch.nn.Module):
     def __init__(self, correction):
         super().__init__()
@@ -59,6 +63,7 @@ class Spread(torch.nn.Module):
         return torch.var(x, [1], correction=self.correction), torch.std(x, [1], correction=self.correction)
 
 
+@OF_NO_DEGREES
 @pytest.mark.parametrize("elements", [1, 2, 3])
 @pytest.mark.parametrize("correction", [0, 1, 2, 3, 4])
 def test_correction_beyond_the_elements(elements, correction):
@@ -69,6 +74,7 @@ def test_correction_beyond_the_elements(elements, correction):
         torch.testing.assert_close(found, expected, equal_nan=True)
 
 
+@OF_NO_DEGREES
 @pytest.mark.parametrize("count, correction", [(1, 2), (2, 3), (3, 2), (2, 2)])
 def test_the_gradient_of_a_correction_beyond_the_elements(count, correction):
     """PyTorch's variance there is infinite or NaN, and its derivative divides by a negative number."""
