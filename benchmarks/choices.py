@@ -163,7 +163,7 @@ def measured_algorithms(way):
         found = _core.tune(way.plan)
         return {product: name for product, name, _ in found}, 0
     stream, memory = stream_of(gpu), None
-    needed, found = _core.cuda_tune(way.plan, 0, 0.0, memory, stream)
+    needed, found, _ = _core.cuda_tune(way.plan, 0, 0.0, memory, stream)
     if needed:
         memory = aligned_bytes(needed, gpu)
         found = _core.cuda_tune(way.plan, 0, 0.0, memory, stream)[1]

@@ -385,15 +385,23 @@ def tuning_set(product_class: str, way: str, /) -> None:
     """Products of that class go that way from now on, where they can; ValueError for other names."""
 
 def tuning_clear() -> None:
-    """Forgets the table of ways, that of cuBLASLt's algorithms, and which of torch's attention kernels have failed."""
+    """Forgets the table of ways, what cuBLASLt's and cuDNN's algorithms are, and which of torch's attention kernels
+    have failed."""
 
 def tuning_uses() -> dict[str, int]:
     """{way: how many products of this process went it because the table says so}."""
 
 def cuda_tune(
-    plan: Plan, math_mode: int, seconds: float = 0.0, memory: torch.Tensor | None = None, stream: int = 0, /
-) -> tuple[int, _Measured]:
-    """Bytes needed, and the products of a plan that were measured in ``memory``."""
+    plan: Plan,
+    math_mode: int,
+    seconds: float = 0.0,
+    memory: torch.Tensor | None = None,
+    stream: int = 0,
+    products: bool = True,
+    convolutions: bool = False,
+    /,
+) -> tuple[int, _Measured, int]:
+    """Bytes needed, the products of a plan that were measured in ``memory``, and how many convolutions were."""
 
 def cuda_tuning_set(device: int, product: str, algorithm: str, /) -> None:
     """That product is computed so from now on; ValueError for texts that are none of :func:`cuda_tune`'s."""

@@ -306,9 +306,10 @@ static PyMethodDef methods[] = {
                "as the stream gets there")},
     {"cuda_tune", core_cuda_tune, METH_VARARGS,
      PyDoc_STR(
-         "cuda_tune(plan, math_mode, seconds=0.0, memory=None, stream=0) -> (bytes, [(product, algorithm,\n"
-         "{answer: seconds}), ...]): with memory on its GPU, cuBLASLt's products of a plan that have neither run nor\n"
-         "been chosen for are measured there, and the fastest of the library's answers is used from now on. bytes: how many that takes.\n"
+         "cuda_tune(plan, math_mode, seconds=0.0, memory=None, stream=0, products=True, convolutions=False) -> (bytes,\n"
+         "[(product, algorithm, {answer: seconds}), ...], convolutions): with memory on its GPU, cuBLASLt's products or\n"
+         "cuDNN's convolutions of a plan that have neither run nor been chosen for are measured there, and the fastest\n"
+         "of the library's answers is used from now on. bytes: how many that takes.\n"
          "Nothing is measured while the stream is captured. seconds: about the most for one; 0: as long as it takes.")},
     {"cuda_tuning_set", core_cuda_tuning_set, METH_VARARGS,
      PyDoc_STR(

@@ -85,7 +85,7 @@ PyObject *core_objects(PyObject *module, PyObject *args);
 PyObject *core_noting(PyObject *module, PyObject *args);
 
 /* Functions of the module: tune(plan, seconds), tuning_set(class, way), tuning_clear(), tuning_uses(), and for a GPU
- * cuda_tune(plan, math_mode, ...), cuda_tuning_set(device, product, algorithm), cuda_place(device). */
+ * cuda_tune(plan, math_mode, ..., products, convolutions), cuda_tuning_set(device, product, algorithm), cuda_place(device). */
 PyObject *core_tune(PyObject *module, PyObject *args);
 PyObject *core_tuning_set(PyObject *module, PyObject *args);
 PyObject *core_tuning_clear(PyObject *module, PyObject *unused);

@@ -1,6 +1,8 @@
 /* tuning.c -- the tables of measured ways to multiply, for Python, which keeps them in files (ortmodule/engine/autotune.py). */
 #include "cuda/libraries/attention.h"
 #include "cuda/libraries/blas.h"
+#include "cuda/libraries/dnn.h"
+#include "cuda/libraries/measure.h"
 #include "exec/exec.h"
 #include "exec/tune.h"
 #include "py/py.h"
@@ -77,6 +79,7 @@ PyObject *core_tuning_clear(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     gemm_table_clear();
     blas_forget();
+    dnn_forget();
     attention_kernels_forget();
     return Py_NewRef(Py_None);
 }
@@ -124,7 +127,7 @@ static PyObject *rows_there(const blas_measured *list) {
 }
 
 /* A dry run that measures. */
-static status tune_there(ctx *c, const struct plan *p, int device, void *stream, int math, blas_tuning *t) {
+static status tune_there(ctx *c, const struct plan *p, int device, void *stream, int math, measuring *t) {
     cuda_run where;
     bool is_captured = false;
     status s;
@@ -133,9 +136,9 @@ static status tune_there(ctx *c, const struct plan *p, int device, void *stream,
     where.math = math;
     t->at = where;
     s = cuda_is_captured(c, &where, &is_captured);
-    if (s == OK && t->memory && !is_captured) s = blas_fill(c, t);
+    if (s == OK && t->memory && !is_captured) s = measure_fill(c, t);
     where.dry = true;
-    where.tuning = t;
+    where.measuring = t;
     if (s == OK && !is_captured) s = exec_check(c, p, &where);
     return cuda_end(c, &t->at, s);
 }
@@ -144,15 +147,15 @@ PyObject *core_cuda_tune(PyObject *module, PyObject *args) {
     module_state *m = state_of(module);
     PyObject *object, *memory = Py_None, *rows = NULL;
     unsigned long long stream = 0;
-    blas_tuning t = {0};
-    int math, device;
+    measuring t = {.products = true};
+    int math, device, products = true, convolutions = false;
     int64_t bytes = 0;
     void *at = NULL;
     ctx c;
     status s;
 
-    if (!PyArg_ParseTuple(args, "O!i|dOK:cuda_tune", (PyTypeObject *)m->plan_type, &object, &math, &t.limit, &memory,
-                          &stream))
+    if (!PyArg_ParseTuple(args, "O!i|dOKpp:cuda_tune", (PyTypeObject *)m->plan_type, &object, &math, &t.limit, &memory,
+                          &stream, &products, &convolutions))
         return NULL;
     const struct plan *p = plan_for_gpu(object, &device);
     if (!p) {
@@ -160,10 +163,12 @@ PyObject *core_cuda_tune(PyObject *module, PyObject *args) {
         return NULL;
     }
     if (memory != Py_None && tensor_bytes(memory, device, "the memory to measure in", &at, &bytes) < 0) return NULL;
-    if ((uintptr_t)at % BLAS_WORK_ALIGNED != 0) {
-        PyErr_Format(PyExc_ValueError, "the memory to measure in is not aligned to %d", (int)BLAS_WORK_ALIGNED);
+    if ((uintptr_t)at % MEASURE_ALIGNED != 0) {
+        PyErr_Format(PyExc_ValueError, "the memory to measure in is not aligned to %d", (int)MEASURE_ALIGNED);
         return NULL;
     }
+    t.products = products;
+    t.convolutions = convolutions;
     t.memory = at;
     t.bytes = (size_t)bytes;
     ctx_init(&c);
@@ -173,7 +178,7 @@ PyObject *core_cuda_tune(PyObject *module, PyObject *args) {
         raise_status(m, &c.err);
     }
     ctx_release(&c);
-    return rows ? Py_BuildValue("(nN)", (Py_ssize_t)t.needed, rows) : NULL;
+    return rows ? Py_BuildValue("(nNi)", (Py_ssize_t)t.needed, rows, t.n_convolutions) : NULL;
 }
 
 PyObject *core_cuda_tuning_set(PyObject *module, PyObject *args) {

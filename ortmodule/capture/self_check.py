@@ -28,6 +28,7 @@ from ortmodule.core.tensor_copies import with_attributes
 from ortmodule.core.tensor_memory import memory_of
 from ortmodule.core.tolerance import TOLERANCE, is_rounding, rounded
 from ortmodule.core.torch_private import TorchDispatchMode, unvalidated
+from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import Session
 from ortmodule.guards.collectives import alone
 from ortmodule.guards.module_tree import Tree
@@ -39,26 +40,36 @@ _SIZED_BY_DATA = frozenset(("NonZero", "Compress", "Unique"))
 _NARROW = {onnx.TensorProto.FLOAT16: torch.float16, onnx.TensorProto.BFLOAT16: torch.bfloat16}
 
 
-def difference(capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree) -> str:
+def difference(
+    capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree, tuning: Tuning | None = None
+) -> str:
     """Where the graph's results differ from those of ``forward``, or an empty string. Raises what the engine raises.
 
     Parameters that are nothing but zeros, as biases are at first, and all of an adapter's or a gated layer's last
     matrix, would hide what is computed before them: they have other values here, the same on both sides. Not so where
-    values decide what forward does.
+    values decide what forward does. ``tuning``: measures products before the first of them runs, since what has run in
+    a process is not measured any more.
     """
     with alone():
-        return _difference_alone(capture, forward, arguments, tree)
+        return _difference_alone(capture, forward, arguments, tree, tuning)
 
 
-def _difference_alone(capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree) -> str:
+def _difference_alone(
+    capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree, tuning: Tuning | None
+) -> str:
     if not capture.trace.nodes and not capture.trace.data_reads and (filled := _nonzero_parameters(tree)):
         with contextlib.suppress(_Elsewhere):
-            return _difference(capture, forward, arguments, tree, filled)
-    return _difference(capture, forward, arguments, tree, {})
+            return _difference(capture, forward, arguments, tree, filled, tuning)
+    return _difference(capture, forward, arguments, tree, {}, tuning)
 
 
 def _difference(
-    capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree, filled: dict[_Key, torch.Tensor]
+    capture: Capture,
+    forward: Callable,
+    arguments: pytree.Structure,
+    tree: Tree,
+    filled: dict[_Key, torch.Tensor],
+    tuning: Tuning | None,
 ) -> str:
     inputs, generators = capture.sample, rng_state.States(False)
     around = changed_by_breaks(tree, capture.trace.nodes)
@@ -89,7 +100,7 @@ def _difference(
     if len(sources) != len(expected):
         return f"there are {len(expected)} tensors in the module's result, {len(sources)} in the graph's"
     model, complete = _without_chance(capture.model)
-    session = Session(model.SerializeToString(), nodes=capture.trace.nodes)
+    session = Session(model.SerializeToString(), nodes=capture.trace.nodes, tuning=tuning)
     feeds = _feeds(session.inputs, inputs, tree, filled)
     generators.put_back()
     if not capture.trace.nodes:

@@ -212,9 +212,9 @@ class Config:
     )
     conv_algo_search: str = _setting(
         one_of("HEURISTIC", "EXHAUSTIVE"), "HEURISTIC",
-        "how a convolution on a GPU gets its algorithm. `HEURISTIC`, which is what always happens: the first "
-        "that cuDNN's heuristic names, gives the same bits every time and fits into the workspace; "
-        "`EXHAUSTIVE`: the one of these that is measured to be the fastest. The CPU has one algorithm", exists=False,
+        "how a convolution on a GPU gets its algorithm. `HEURISTIC`: the first that cuDNN's heuristic names, gives "
+        "the same bits every time and fits into the workspace; `EXHAUSTIVE`: the one of these that is measured to be "
+        "the fastest, once a process for each convolution, when its plan is made. The CPU has one algorithm",
     )
     enable_cuda_graphs: bool = _setting(
         FLAG, True,

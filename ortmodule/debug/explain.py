@@ -69,6 +69,7 @@ class Report:
     cuda_graphs: int = 0  #: that all modules of this process keep, in memory that torch does not count
     refused: list[str] = field(default_factory=list)  #: by NVIDIA's libraries; slower ways were taken
     tuned: int = 0  #: classes of matrix products that were measured (ENABLE_TUNING)
+    tuned_convolutions: int = 0  #: convolutions on a GPU that were measured (CONV_ALGO_SEARCH)
     variants: list[VariantReport] = field(default_factory=list)  #: those with a graph first
     capture_seconds: float = 0.0  #: of all captures, those that failed, too
     first_capture_seconds: float = 0.0  #: of those among them that CAPTURE_SHARE leaves out
@@ -89,7 +90,9 @@ class Report:
         fused = ", ".join(f"{name} {times}x" for name, times in self.fused.items()) or "nothing"
         outside = ", ".join([*self.aten_ops, *self.python_ops]) or "nothing"
         breaks = [f"  breaks     the graph at {', '.join(self.breaks)}: PyTorch's autograd joins the pieces"]
-        tuned = [f"  tuned      {self.tuned} classes of products"] if self.tuned else []
+        measured = {"classes of products": self.tuned, "convolutions": self.tuned_convolutions}
+        kinds = ", ".join(f"{count} {what}" for what, count in measured.items() if count)
+        tuned = [f"  tuned      {kinds}"] if kinds else []
         graphs = [f"  graphs     {self.cuda_graphs} CUDA graphs are kept, of all modules"] if self.cuda_graphs else []
         refused = [f"  refused    {sentence}" for sentence in self.refused[:MOST_REFUSED]]
         if len(self.refused) > MOST_REFUSED:
@@ -237,6 +240,7 @@ def explain(model: Any) -> Report:
         cuda_graphs=_core.cuda_graphs()[0],
         refused=list(owner.refusals.list),
         tuned=owner.tuning.products if owner.tuning is not None else 0,
+        tuned_convolutions=owner.tuning.convolutions if owner.tuning is not None else 0,
         **always,
     )
 

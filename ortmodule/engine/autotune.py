@@ -9,7 +9,9 @@ and nothing else; the same file gives the same choices.
 On a GPU a product is cuBLASLt's, which has many algorithms and guesses which is the fastest. When tuning is on and a
 plan has been made, each of its products (types, sizes, strides, alignments, epilogue) that has not run yet is computed
 by those that the library thinks best, on memory of torch's allocator that goes back at once; the fastest is taken from
-then on. What has run in this process stays as it is, and nothing is measured while a stream is captured.
+then on. What has run in this process stays as it is, and nothing is measured while a stream is captured. Convolutions,
+which are cuDNN's, are measured in the same way with ``CONV_ALGO_SEARCH=EXHAUSTIVE``; what was chosen for them is kept
+in no file.
 
 ``TUNING_RESULTS_PATH`` is a file (``*.json``) or a folder, which then has a file ``tuning_results.json``: an object
 ``{"results": [{"device", "engine", "torch", "products": {class: {"way", "seconds": {way: seconds}}}}, ...]}``. Only the
@@ -106,12 +108,16 @@ def _add(file: Path, products: dict[str, dict[str, Any]], device: str | None = N
 
 
 class Tuning:
-    """What one wrapped module measures and keeps. ``products``, ``seconds``: how many it has measured, and how long."""
+    """What one wrapped module measures and keeps.
 
-    def __init__(self, measures: bool, limit_ms: int, path: str) -> None:
-        """``limit_ms``: about the longest for one class of products; 0: as long as it takes. ``path``: "" keeps
-        nothing."""
+    ``products``, ``convolutions``, ``seconds``: how many it has measured, and how long.
+    """
+
+    def __init__(self, measures: bool, limit_ms: int, path: str, measures_convolutions: bool = False) -> None:
+        """``measures``: products. ``limit_ms``: about the longest for one class of products or one convolution; 0: as
+        long as it takes. ``path``: "" keeps nothing. ``measures_convolutions``: those on a GPU."""
         self.measures, self.limit = measures, limit_ms / 1000
+        self.measures_convolutions, self.convolutions = measures_convolutions, 0
         self.file = None if not path else Path(path) if path.endswith(".json") else Path(path) / FILE_NAME
         self.products, self.seconds = 0, 0.0
         self._gpus: dict[int, str] = {}  # those whose results have been read, and what they hold for
@@ -121,7 +127,10 @@ class Tuning:
     def of(config: Config) -> Tuning | None:
         """None where the settings ask for nothing."""
         measures, path = config.enable_tuning, config.tuning_results_path
-        return Tuning(measures, config.max_tuning_duration_ms, path) if measures or path else None
+        convolutions = config.conv_algo_search == "EXHAUSTIVE"
+        if not (measures or path or convolutions):
+            return None
+        return Tuning(measures, config.max_tuning_duration_ms, path, convolutions)
 
     def _warn(self, what: str, error: Exception | str) -> None:
         warn_once(f"{PREFIX}TUNING_RESULTS_PATH: {self.file} {what}: {error}")
@@ -157,19 +166,23 @@ class Tuning:
     ) -> None:
         """Measures what is new in a plan for a GPU. ``empty``: makes a tensor there of so many bytes; ``math_mode``: as
         Plan.forward takes it."""
-        if not self.measures:
+        kinds = self.measures, self.measures_convolutions
+        if not any(kinds):
             return
         start = time.perf_counter()
         with _lock:
-            needed, found = _core.cuda_tune(plan, math_mode, self.limit, None, stream)
+            needed, found, convolutions = _core.cuda_tune(plan, math_mode, self.limit, None, stream, *kinds)
             if needed:
                 try:
-                    found = _core.cuda_tune(plan, math_mode, self.limit, empty(needed), stream)[1]
+                    memory = empty(needed)
+                    _, found, convolutions = _core.cuda_tune(plan, math_mode, self.limit, memory, stream, *kinds)
                 except (torch.OutOfMemoryError, MemoryError) as error:
-                    warn_once(
-                        f"{PREFIX}ENABLE_TUNING=1 leaves out products for which {needed} bytes are missing: {error}"
-                    )
+                    setting = "ENABLE_TUNING=1" if self.measures else "CONV_ALGO_SEARCH=EXHAUSTIVE"
+                    warn_once(f"{PREFIX}{setting} leaves out what {needed} bytes are missing for: {error}")
+            self.convolutions += convolutions
             self._note(self._gpus[gpu], found, start)
+            if convolutions:
+                ENGINE.info("tuning: %d convolutions measured", convolutions)
 
     def plan_made(self, plan: _core.Plan) -> None:
         """Measures what is new in a plan for the CPU."""

@@ -161,7 +161,7 @@ class Compiler:
                 begins("check")
                 wrong = ""
                 if self.checks:
-                    wrong = self_check.difference(captured, call.forward, call.arguments, call.tree)
+                    wrong = self_check.difference(captured, call.forward, call.arguments, call.tree, self.owner.tuning)
                 self.seconds["check"] += time.perf_counter() - start
                 if captured.loop is not None:
                     checks = LoopCheck(captured, call.forward, call.arguments, call.tree)

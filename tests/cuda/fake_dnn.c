@@ -6,6 +6,7 @@
  *     fake_dnn_fail(n, s)   the n-th convolution, norm or pool from now on is refused with the status s; 0: none
  *     fake_dnn_products()   how many products were computed
  *     fake_dnn_spare()      how many of them ran by the second algorithm that can be used
+ *     fake_dnn_prefer(on)   from now on that algorithm is the faster one
  *     fake_dnn_rounded()    how many of them were allowed TF32
  *     fake_dnn_narrow()     how many of them were of 16-bit floats */
 #include "fake_dnn.h"
@@ -27,10 +28,11 @@ typedef struct answer {
 } answer;
 
 int fake_dnn_refusing;
-static int fail_at, fail_with, products, rounded, narrow, spare;
+static int fail_at, fail_with, products, rounded, narrow, spare, spare_is_faster;
 EXPORT void fake_dnn_refuse(int on);
 EXPORT void fake_dnn_fail(int n, int status);
 EXPORT int fake_dnn_spare(void);
+EXPORT void fake_dnn_prefer(int on);
 EXPORT int fake_dnn_products(void);
 EXPORT int fake_dnn_rounded(void);
 EXPORT int fake_dnn_narrow(void);
@@ -40,6 +42,7 @@ void fake_dnn_fail(int n, int status) {
     fail_with = status;
 }
 int fake_dnn_spare(void) { return spare; }
+void fake_dnn_prefer(int on) { spare_is_faster = on; }
 int fake_dnn_fails(void) { return fail_at && --fail_at == 0 ? fail_with : SUCCESS; }
 int fake_dnn_products(void) { return products; }
 int fake_dnn_rounded(void) { return rounded; }
@@ -205,6 +208,7 @@ static int run_convolution(const void *data) {
     products++;
     rounded += j->x.type == FLOAT && j->v.math == DEFAULT_MATH;
     spare += j->how == SPARE;
+    fake_spend((j->how == SPARE) == spare_is_faster ? 1 : 2);
     narrow += j->x.type == HALF || j->x.type == BFLOAT16;
     for (int64_t y = 0; y < count_of(&j->y); y++) {
         int64_t rest = y;

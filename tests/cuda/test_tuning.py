@@ -161,7 +161,7 @@ def test_nothing_is_measured_during_a_capture(blas, driver):  # noqa: F811
     width = next(WIDTHS)
     rows, _ = layers(True, True, True)
     fixed = Fixed(rows, [torch.randn(s) for s in [(7, width), (24, width), (width, 24), (24,)]])
-    needed, _ = _core.cuda_tune(fixed.plan, 0)
+    needed, *_ = _core.cuda_tune(fixed.plan, 0)
     blas.settings(ENABLE_TUNING=1)
     model = ORTModule(net(width))
     driver.fake_captured_by_others(1)
@@ -178,8 +178,8 @@ def test_steps_as_graphs_use_the_choice(blas):
     blas.fake_blas_fastest(2, -1)
     rows, _ = layers(True, True, True)
     fixed = Fixed(rows, [torch.randn(s) for s in [(7, width), (24, width), (width, 24), (24,)]])
-    needed, _ = _core.cuda_tune(fixed.plan, 0)
-    _, found = _core.cuda_tune(fixed.plan, 0, 0.0, aligned(needed))
+    needed, *_ = _core.cuda_tune(fixed.plan, 0)
+    _, found, _ = _core.cuda_tune(fixed.plan, 0, 0.0, aligned(needed))
     first, before = fixed.step(graphs=False), used(blas)
     for _ in range(4):
         assert all(torch.equal(a, b) for a, b in zip(fixed.step(), first, strict=True))
@@ -247,7 +247,7 @@ def test_every_call_may_fail(blas, driver):  # noqa: F811
         operands = [torch.randn(3, 5), torch.randn(5, n), torch.randn(n)]
         s = session(SUM, operands)
         plan = s.plan([("float32", tuple(t.shape)) for t in operands], [False] * 3, None, gpu=torch.device("cpu"))
-        needed, found = _core.cuda_tune(plan, 0)
+        needed, found, _ = _core.cuda_tune(plan, 0)
         assert needed > 0 and found == []
         memory, held = aligned(needed), driver.fake_held()
         driver.fake_fail_at(n)

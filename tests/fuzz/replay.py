@@ -69,9 +69,9 @@ class Worker:
 
     def tune(self, which, seed):
         plan = self.shared.steps[which].plan
-        needed = _core.cuda_tune(plan, 0, 1e-5, None, 0)[0]
+        needed = _core.cuda_tune(plan, 0, 1e-5, None, 0, True, True)[0]
         if needed:
-            _core.cuda_tune(plan, 0, 1e-5, aligned(needed), 0)
+            _core.cuda_tune(plan, 0, 1e-5, aligned(needed), 0, True, True)
 
     def allocate(self, which, seed):
         _core.empty(torch.Tensor, "uint8", (3 << 20,))

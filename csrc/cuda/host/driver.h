@@ -19,14 +19,13 @@ typedef enum math_mode { TF32_PRODUCTS = 1, TF32_CONVOLUTIONS = 2, SAME_BITS = 4
 /* How a run goes on a device, between cuda_begin and cuda_end. */
 typedef struct cuda_run {
     int device;
-    void *stream;         /* torch's; NULL is the default stream */
-    cuda_fault *fault;    /* as kernels see it */
-    bool dry;             /* everything but launching: can this node run here? */
-    int math;             /* a math_mode */
-    void *previous;       /* the thread's context before */
-    const uint64_t *seed; /* where kernels find the run's seed; NULL: it goes with each of them */
-    struct blas_tuning
-        *tuning; /* of a dry run: products are measured besides (cuda/libraries/blas.h); NULL: they are not */
+    void *stream;                /* torch's; NULL is the default stream */
+    cuda_fault *fault;           /* as kernels see it */
+    bool dry;                    /* everything but launching: can this node run here? */
+    int math;                    /* a math_mode */
+    void *previous;              /* the thread's context before */
+    const uint64_t *seed;        /* where kernels find the run's seed; NULL: it goes with each of them */
+    struct measuring *measuring; /* of a dry run: what it measures besides (cuda/libraries/measure.h), or NULL */
 } cuda_run;
 
 /* Sets `out` up: the device opened when it was not, its context current. E_UNSUPPORTED where there is no such device

@@ -6,6 +6,7 @@
  * transposes, and C' = B' A'. Sums are float (double for float64); parts of a sum are never rounded to 16 bits. */
 #include "cuda/host/refusals.h"
 #include "cuda/libraries/blas_product.h"
+#include "cuda/libraries/measure.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -290,7 +291,9 @@ void blas_forget(void) {
 static status settle(ctx *c, const call *k, void *handle, blas_described *p) {
     if (!p->taken || p->settled) return OK;
     if (blas_choice_get(&p->key)) TRY(take_algorithm(c, handle, p));
-    return k->cuda->tuning && !p->settled ? blas_tune(c, handle, p, k->cuda->tuning) : OK;
+    return k->cuda->measuring && k->cuda->measuring->products && !p->settled
+               ? blas_tune(c, handle, p, k->cuda->measuring)
+               : OK;
 }
 
 /* With the lock. */

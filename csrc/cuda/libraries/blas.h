@@ -58,18 +58,6 @@ typedef struct blas_measured {
     struct blas_measured *next;
 } blas_measured;
 
-/* What a dry run measures: products that have not run, been measured or been chosen for. Those whose operands do not fit
- * into the memory are left out. */
-typedef struct blas_tuning {
-    cuda_run at;  /* where to run: not dry */
-    char *memory; /* of that device, full of numbers, aligned as a workspace; NULL: only `needed` is found out */
-    size_t bytes, needed;
-    double limit;         /* about the most seconds a product; 0: as long as it takes */
-    blas_measured *found; /* in the context of the dry run */
-} blas_tuning;
-
-/* Fills the memory with numbers that products have no trouble with. */
-MUST_USE status blas_fill(ctx *c, const blas_tuning *t);
 /* "13.1.0" */
 enum { BLAS_VERSION = 48 };
 MUST_USE status blas_version(ctx *c, char text[BLAS_VERSION]);

@@ -80,7 +80,7 @@ MUST_USE status blas_ask(ctx *c, void *handle, const blas_described *p, int most
 /* Where the epilogue's vector and matrix are. When it chooses the library looks at the addresses' alignment only. */
 MUST_USE status blas_set_addresses(ctx *c, const blas_described *p, const void *vector, const void *extra);
 /* Measures a product and takes what was fastest from then on (blas_tune.c). */
-MUST_USE status blas_tune(ctx *c, void *handle, blas_described *p, blas_tuning *t);
+MUST_USE status blas_tune(ctx *c, void *handle, blas_described *p, struct measuring *m);
 
 #define BLAS_CALL(c, name, ...)                                                                                        \
     do {                                                                                                               \

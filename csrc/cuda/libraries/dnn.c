@@ -2,8 +2,10 @@
  *
  * Work is described once: its descriptors, and what the library's heuristic names, are kept for all of the same sizes.
  * When plans are made each is asked for, so a step finds them all. Only what gives the same bits every time is used. */
+#include "cuda/libraries/dnn.h"
 #include "cuda/host/refusals.h"
 #include "cuda/libraries/dnn_library.h"
+#include "cuda/libraries/measure.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -84,6 +86,16 @@ static void dispose(dnn_known *p) {
     free(p);
 }
 
+static void forget(void) {
+    while (n_known > 0) dispose(all[--n_known]);
+}
+
+void dnn_forget(void) {
+    (void)pthread_mutex_lock(&lock);
+    forget();
+    (void)pthread_mutex_unlock(&lock);
+}
+
 bool dnn_narrow(const int64_t *from, int64_t n, int *to) {
     for (int64_t i = 0; i < n; i++) {
         if (from[i] > INT32_MAX) return false;
@@ -142,8 +154,7 @@ static status find(ctx *c, void *handle, const dnn_user *u, const dnn_key *k, dn
             *out = all[i];
             return OK;
         }
-    if (n_known == MOST_KNOWN)
-        while (n_known > 0) dispose(all[--n_known]);
+    if (n_known == MOST_KNOWN) forget();
     p = calloc(1, sizeof *p);
     if (!p) return fail(c, E_NOMEM, "no memory for what cuDNN is told");
     p->key = *k;
@@ -172,6 +183,15 @@ static status note_refusal(ctx *c, const dnn_known *p, const dnn_said *said) {
     return OK;
 }
 
+/* Where a dry run measures what has not run yet. */
+static status settle(ctx *c, const call *k, const dnn_user *u, void *handle, dnn_known *p) {
+    measuring *m = k->cuda->measuring;
+
+    if (!m || !m->convolutions || !u->measure || p->settled || p->n_ways < 2) return OK;
+    DNN_CALL(c, dnn, cudnnSetStream, handle, m->at.stream);
+    return u->measure(c, m, handle, p);
+}
+
 /* With the lock. */
 static status run(ctx *c, const call *k, dnn_user *u, const dnn_key *of, const void *arg, bool *done) {
     dnn_said said = {0, NULL};
@@ -184,7 +204,9 @@ static status run(ctx *c, const call *k, dnn_user *u, const dnn_key *of, const v
     TRY(handle_of(c, k->cuda->device, &handle));
     TRY(find(c, handle, u, of, &p));
     *done = p->taken;
-    if (!p->taken || k->cuda->dry) return OK;
+    if (p->taken && k->cuda->dry) return settle(c, k, u, handle, p);
+    if (!p->taken) return OK;
+    p->settled = true;
     DNN_CALL(c, dnn, cudnnSetStream, handle, k->cuda->stream);
     for (;; p->way++) {
         TRY(u->start(c, k, handle, p, arg, &said));

@@ -14,6 +14,9 @@ MUST_USE status dnn_convolution(ctx *c, const call *k, const conv *v, conv_produ
 
 size_t dnn_workspace(const conv *v);
 
+/* What the library was told of is forgotten, and which algorithms were measured. */
+void dnn_forget(void);
+
 /* --- what has kernels of ours, too -------------------------------------------------------------------------------- */
 
 /* Nothing is taken without the library. */

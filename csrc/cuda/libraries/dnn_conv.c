@@ -1,12 +1,14 @@
 /* dnn_conv.c -- convolutions by cuDNN: the CUDA side of ops/spatial/conv.c.
  *
  * Of the algorithms that the library's heuristic names the first is used that gives the same bits every time, with the
- * math that it was named with; the next, where that one is refused when it is started. float32 is rounded to TF32 only
- * where torch allows it. */
+ * math that it was named with, or, with ORTMODULE_CONV_ALGO_SEARCH=EXHAUSTIVE, the one of these that is measured to be the
+ * fastest (measure.c); the next, where that one is refused when it is started. float32 is rounded to TF32 only where
+ * torch allows it. */
 #include "cuda/libraries/dnn.h"
 
 #include "cuda/kernels/move.h"
 #include "cuda/libraries/dnn_library.h"
+#include "cuda/libraries/measure.h"
 
 #include <string.h>
 
@@ -166,29 +168,87 @@ static bool describes(const call *k, const conv *v, conv_product which, dnn_key 
     return out->groups <= INT32_MAX;
 }
 
+/* What one product reads and writes; its operands are in the order of the record. */
+typedef struct operands {
+    const void *a, *b;
+    void *to, *work;
+    bool add; /* to what the result holds */
+} operands;
+
+static status start_way(ctx *c, void *handle, const dnn_known *p, int way, const operands *o, dnn_said *said) {
+    const dtype type = (dtype)p->key.type;
+    const void *alpha = dnn_factor(type, true), *beta = dnn_factor(type, o->add);
+    const size_t room = (size_t)p->key.workspace;
+    void *x = p->part[X], *w = p->part[W], *y = p->part[Y], *v = p->part[WINDOW];
+    const int how = p->ways[way].algorithm;
+
+    CALL(c, cudnnSetConvolutionMathType, v, p->ways[way].math);
+    if (p->key.which == CONV_FORWARD)
+        *said = DNN_SAID(dnn, cudnnConvolutionForward, handle, alpha, x, o->a, w, o->b, v, how, o->work, room, beta, y,
+                         o->to);
+    else if (p->key.which == CONV_GRAD_INPUT)
+        *said = DNN_SAID(dnn, cudnnConvolutionBackwardData, handle, alpha, w, o->b, y, o->a, v, how, o->work, room,
+                         beta, x, o->to);
+    else
+        *said = DNN_SAID(dnn, cudnnConvolutionBackwardFilter, handle, alpha, x, o->a, y, o->b, v, how, o->work, room,
+                         beta, w, o->to);
+    return OK;
+}
+
 /* `arg`: whether to add to what the result holds. */
 static status start(ctx *c, const call *k, void *handle, const dnn_known *p, const void *arg, dnn_said *said) {
-    const dtype type = (dtype)p->key.type;
-    const void *alpha = dnn_factor(type, true), *beta = dnn_factor(type, *(const bool *)arg);
-    const void *a = k->in[0].data, *b = k->in[1].data;
-    const size_t room = (size_t)p->key.workspace;
-    void *x = p->part[X], *w = p->part[W], *y = p->part[Y], *v = p->part[WINDOW], *to = k->out[0].data;
-    const int how = p->ways[p->way].algorithm;
+    const operands o = {k->in[0].data, k->in[1].data, k->out[0].data, k->work, *(const bool *)arg};
+    return start_way(c, handle, p, p->way, &o, said);
+}
 
-    CALL(c, cudnnSetConvolutionMathType, v, p->ways[p->way].math);
-    if (p->key.which == CONV_FORWARD)
-        *said = DNN_SAID(dnn, cudnnConvolutionForward, handle, alpha, x, a, w, b, v, how, k->work, room, beta, y, to);
-    else if (p->key.which == CONV_GRAD_INPUT)
-        *said =
-            DNN_SAID(dnn, cudnnConvolutionBackwardData, handle, alpha, w, b, y, a, v, how, k->work, room, beta, x, to);
-    else
-        *said = DNN_SAID(dnn, cudnnConvolutionBackwardFilter, handle, alpha, x, a, y, b, v, how, k->work, room, beta, w,
-                         to);
+/* --- measuring ---------------------------------------------------------------------------------------------------- */
+
+typedef struct trial {
+    void *handle;
+    const dnn_known *p;
+    operands o;
+} trial;
+
+static status try_way(ctx *c, void *arg, int way, bool *refused) {
+    const trial *t = arg;
+    dnn_said said = {0, NULL};
+
+    TRY(start_way(c, t->handle, t->p, way, &t->o, &said));
+    *refused = dnn_is_refusal(said.result);
+    return said.result == 0 || *refused ? OK : dnn_refuse(c, said.result, said.by);
+}
+
+static char *take(const measuring *m, size_t *at, const dnn_key *k, const int64_t *size) {
+    size_t bytes = dtype_size((dtype)k->type);
+
+    for (int64_t i = 0; i < k->rank; i++) bytes *= (size_t)size[i];
+    return measure_take(m, at, bytes, MEASURE_ALIGNED);
+}
+
+static status measure(ctx *c, measuring *m, void *handle, dnn_known *p) {
+    const dnn_key *k = &p->key;
+    double seconds[DNN_WAYS];
+    size_t at = 0;
+    char *x = take(m, &at, k, k->x), *w = take(m, &at, k, k->w), *y = take(m, &at, k, k->y);
+    char *work = measure_take(m, &at, (size_t)k->workspace, MEASURE_ALIGNED);
+    trial t = {handle, p, {x, w, y, work, false}};
+
+    if (k->which == CONV_GRAD_INPUT) t.o = (operands){y, w, x, work, false};
+    if (k->which == CONV_GRAD_WEIGHT) t.o = (operands){x, y, w, work, false};
+    if (!measure_fits(m, at)) return OK;
+    TRY(measure_ways(c, m, p->n_ways, try_way, &t, seconds));
+    p->settled = true;
+    const int best = measure_best(seconds, p->n_ways);
+    if (best < 0) return OK; /* the call will find out, and say so */
+    const dnn_way first = p->ways[best];
+    memmove(&p->ways[1], &p->ways[0], (size_t)best * sizeof *p->ways);
+    p->ways[0] = first;
+    m->n_convolutions++;
     return OK;
 }
 
 status dnn_convolution(ctx *c, const call *k, const conv *v, conv_product which, bool add, bool *done) {
-    static dnn_user convolutions = {.load = load, .describe = describe, .start = start};
+    static dnn_user convolutions = {.load = load, .describe = describe, .start = start, .measure = measure};
     dnn_key of;
 
     *done = false;

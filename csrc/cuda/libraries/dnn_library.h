@@ -33,6 +33,7 @@ typedef struct dnn_known {
     dnn_way ways[DNN_WAYS]; /* of doing it, best guess first, where there are several */
     int n_ways, way;        /* the one that is used */
     bool taken;             /* by the library */
+    bool settled;           /* it has run, or been measured: its bits stay as they are */
 } dnn_known;
 
 /* What an entry point returned, and its name. */
@@ -47,6 +48,8 @@ typedef struct dnn_user {
     status (*load)(ctx *c);
     status (*describe)(ctx *c, void *handle, dnn_known *p);
     status (*start)(ctx *c, const call *k, void *handle, const dnn_known *p, const void *arg, dnn_said *said);
+    /* Measures the ways, where there are several, and puts the fastest first; NULL: they are never measured. */
+    status (*measure)(ctx *c, struct measuring *m, void *handle, dnn_known *p);
     /* There are kernels of ours: the library may be missing. It is looked for once. */
     bool is_optional, was_looked_for, is_missing;
 } dnn_user;
