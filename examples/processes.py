@@ -30,10 +30,14 @@ def add_arguments(parser, seconds=3600):
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
 
 
-def work(args, measure):
-    """One of the processes: prints what ``measure(rank)`` returns, a dictionary, as :func:`rows` reads it, and ends."""
+def work(args, measure, gpus=False):
+    """One of the processes: prints what ``measure(rank)`` returns, a dictionary, as :func:`rows` reads it, and ends.
+    ``gpus``: each has one, where there are some, and they communicate by NCCL."""
     torch.set_num_threads(args.threads)
-    distributed.init_process_group("gloo")
+    on_gpus = gpus and torch.cuda.is_available()
+    if on_gpus:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    distributed.init_process_group("nccl" if on_gpus else "gloo")
     rank = distributed.get_rank()
     print(json.dumps({"rank": rank, **measure(rank)}), flush=True)
     os._exit(0)  # gloo's threads may outlive their group

@@ -24,7 +24,10 @@ from ortmodule.core.size_expr import is_number
 from ortmodule.core.torch_private import get_tracing_state
 
 _TORCH = torch.__path__[0]
-_MODULES = tuple(os.path.join(_TORCH, *parts, "") for parts in (("nn", "modules"), ("distributions",)))
+_MODULES = (
+    *(os.path.join(_TORCH, *parts, "") for parts in (("nn", "modules"), ("distributions",))),
+    os.path.join(_TORCH, "fx", "experimental", "symbolic_shapes.py"),  # torch's own questions about sizes
+)
 #: What Python has that tensors have not.
 _OF_NUMBERS = ("bit_length", "conjugate", "to_bytes", "is_integer", "as_integer_ratio", "numerator", "denominator")
 

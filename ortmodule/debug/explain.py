@@ -251,6 +251,8 @@ def _weights_in_engine(module: nn.Module, units: dict[str, Report], nodes: list[
     tables = (nn.Embedding, nn.EmbeddingBag)
     sizes = {id(p): p.numel() for m in module.modules() if not isinstance(m, tables) for p in m._parameters.values()
              if p is not None}  # fmt: skip
+    if not sizes:
+        return float(nodes is not None)
     own = set(sizes) if nodes is not None else set()
     for node in nodes or ():
         if node.kind == "module":
@@ -259,7 +261,7 @@ def _weights_in_engine(module: nn.Module, units: dict[str, Report], nodes: list[
     for path, report in units.items():
         found = {id(p): sizes[id(p)] for p in module.get_submodule(path).parameters() if id(p) in sizes}
         inside += report.weights_in_engine * sum(size for key, size in found.items() if key not in own)
-    return inside / max(1, sum(sizes.values()))
+    return inside / sum(sizes.values())
 
 
 _LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}

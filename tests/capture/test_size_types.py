@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from torch import distributions, nn
+from torch.fx.experimental import symbolic_shapes
 from torch.nn import functional as F
 
 from ortmodule import ORTModule, explain
@@ -175,3 +176,24 @@ def test_code_that_asks_whether_it_is_traced():
         torch.testing.assert_close(ours(x), module(x))
     report = explain(ours)
     assert report.captured and not report.breaks and not report.python_ops, report
+
+
+QUESTIONS = {
+    name: getattr(symbolic_shapes, name)
+    for name in ("guard_or_false", "guard_or_true", "statically_known_true", "statically_known_false")
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_what_torch_asks_about_sizes(question):
+    """As its own code in Python does, when it gathers tensors for one. The answer decides: another size asks anew."""
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return x * 2 if question(x.shape[1] == 3) else x.sum(1)
+
+    model, eager = ORTModule(Net()), Net()
+    for width in (3, 5, 3, 4):
+        x = torch.randn(2, width, generator=torch.Generator().manual_seed(width))
+        torch.testing.assert_close(model(x), eager(x))
+    assert explain(model).captured and not explain(model).pytorch_calls, explain(model)

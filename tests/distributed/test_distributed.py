@@ -25,6 +25,10 @@ CASES = [
     ("pair", "tensor_cases:parallel_loss"), ("shard", "tensor_cases:data_parallel"),
     ("four", "tensor_cases:data_parallel"), ("four", "tensor_cases:two_dimensions"),
     ("pair", "wrapper_cases:without_communication"),
+    ("pair", "example_cases:data_parallel"), ("shard", "example_cases:ways_of_data_parallel"),
+    ("pair", "example_cases:sharded"), ("pair", "example_cases:tensor_parallel"),
+    ("shard", "example_cases:sequence_parallel"), ("pair", "example_cases:context_parallel"),
+    ("pair", "example_cases:pipelines"), ("four", "example_cases:two_dimensions"),
 ]  # fmt: skip
 SHORT = [case for case in CASES if case[0] == "pair"]
 

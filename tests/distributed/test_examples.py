@@ -37,6 +37,27 @@ def test_killed_and_on_another_number_of_processes(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+@pytest.mark.parametrize("given", [["--stage=1"], ["--stage=2", "--dtype=bfloat16"], ["--stage=3"], ["--pipeline"]])
+def test_deepspeed(given, monkeypatch):
+    """ZeRO and a pipeline learn the same with the engine; the command starts the processes itself."""
+    from examples.parallel import deepspeed_zero, shared
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", PLACES)
+    small = ["--steps=6", "--length=32", "--width=32", "--layers=2", f"--text={ROOT / 'LICENSE'}", f"--limit={LIMIT}"]
+    found = {}
+    for backend in ("eager", "ortmodule"):
+        told = [*small, *given, f"--backend={backend}"]
+        name = "examples.parallel.deepspeed_zero"
+        found[backend] = shared.main(name, "", deepspeed_zero.train, deepspeed_zero.arguments, told)
+    for ours, theirs in zip(found["ortmodule"], found["eager"], strict=True):
+        assert ours["engine"] >= 0.9 and theirs["engine"] is None
+        assert ours["losses"] == pytest.approx(theirs["losses"], abs=0.1 if "--dtype=bfloat16" in given else 0.02)
+        assert ours["losses"][-1] < ours["losses"][0] - 0.5
+
+
+@pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed")
 def test_accelerate_launch():
     """`accelerate launch` on two processes learns the same with the engine, which runs every step."""

@@ -226,12 +226,12 @@ def add_some(file, number):
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path):
     file = tmp_path / "results.json"
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")  # a copy of a process with threads may wait for ever
     writers = [context.Process(target=add_some, args=(file, n)) for n in range(3)]
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(120)
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
     assert len(products_of(file)) == 60
     assert sorted(os.listdir(tmp_path)) == ["results.json", "results.json.lock"]
