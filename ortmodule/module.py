@@ -132,6 +132,14 @@ class ORTModule(nn.Module):
     ) -> None:
         pass  # made by __new__, around a module that is initialised already
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":  # unless the model has one: what scripts for ONNX Runtime's ORTModule save and change
+                return self._ortmodule.module
+            raise
+
     def __deepcopy__(self, memo: dict) -> ORTModule:
         return _wrap(copy.deepcopy(self._ortmodule.module, memo), self._ortmodule.debug, self._ortmodule.given)
 

@@ -291,6 +291,26 @@ def test_refused_options():
         DebugOptions(save_onnx=True)
 
 
+class Holding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.module(x)
+
+
+def test_module_is_the_plain_one(model):
+    """As scripts for ONNX Runtime's ORTModule have it; a model's own comes first."""
+    wrapped = ORTModule(model)
+    assert wrapped.module is model and not isinstance(wrapped.module, ORTModule)
+    assert pickle.loads(pickle.dumps(wrapped)).module is not model
+    with pytest.raises(AttributeError, match="'nothing'"):
+        getattr(wrapped, "nothing")  # noqa: B009
+    own = Holding()
+    assert ORTModule(own).module is own.module
+
+
 def test_data_parallel_outside():
     with pytest.raises(RuntimeError, match="DistributedDataParallel"):
         ORTModule(Scaled())._replicate_for_data_parallel()

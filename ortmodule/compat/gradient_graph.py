@@ -15,8 +15,10 @@ from torch import nn
 from ortmodule.core.config import Config
 from ortmodule.core.errors import CompatError
 from ortmodule.core.names import DEFAULT_OPSET, INPUT, OPSETS, STATE
+from ortmodule.core.onnx_utils import without_dead
 from ortmodule.core.safe_files import write_whole
 from ortmodule.debug.graph_dump import ALL_PASSES
+from ortmodule.debug.standard_form import in_standard_form
 from ortmodule.module import ORTModule
 
 #: What names of the module's state begin with in the graph, and the metadata of a plan that says where gradients are.
@@ -42,8 +44,9 @@ def export_gradient_graph(
 
     Its inputs are ``input`` (``input_0`` and so on where there are several), ``labels``, and the parameters and buffers
     by their names; its outputs ``output`` (what the module returns), ``loss`` and ``<parameter>_grad``. It is as it is
-    before passes, so nearly all operators are ONNX's own. It is made for the shapes of the examples (``dynamic_axes``
-    is accepted for old scripts). An older ``opset_version`` than the engine knows is the oldest that it does. Raises
+    before passes, in ONNX's operators as far as these can say it: of linear layers and activations it opens in ONNX
+    Runtime, not with dropout or a cross entropy. It is made for the shapes of the examples (``dynamic_axes`` is
+    accepted for old scripts). An older ``opset_version`` than the engine knows is the oldest that it does. Raises
     BypassError where PyTorch would have to run a part of the model.
     """
     inputs = example_input if isinstance(example_input, tuple) else (example_input,)
@@ -63,11 +66,18 @@ def export_gradient_graph(
     grads = [spec is not None for spec in executable.plan.output_grads]
     specs = parts[0].executables.specs_for(key[0])
     plan = executable.session.model.plan(specs, parts[0].needs, grads, ALL_PASSES, executable.sizes)
-    write_whole(Path(gradient_graph_path), _named(onnx.load_model_from_string(plan.onnx()), len(inputs)))
+    sources = parts[0].capture.trace.sources
+    if any(source.kind != "graph" for source in sources):
+        raise CompatError(f"{type(model).__name__} gives back what it is given: the graph has no such output")
+    results = [source.key for source in sources]
+    made = _named(onnx.load_model_from_string(plan.onnx()), len(inputs), results)
+    write_whole(Path(gradient_graph_path), in_standard_form(made).SerializeToString())
 
 
-def _named(model: onnx.ModelProto, inputs: int) -> bytes:
-    """``model``, of a plan, with the original's names of inputs and outputs. ``inputs``: how many the module has."""
+def _named(model: onnx.ModelProto, inputs: int, results: list[int]) -> onnx.ModelProto:
+    """``model``, of a plan, with the original's names of inputs and outputs. ``inputs``: how many the module has;
+    ``results``: which outputs are its results, and the loss. The others but the gradients go: sizes that Python read,
+    what forward writes."""
     graph = model.graph
     gradients = {p.value: p.key.removeprefix(_GRADIENT) for p in model.metadata_props if p.key.startswith(_GRADIENT)}
     names: dict[str, str] = {}
@@ -80,11 +90,14 @@ def _named(model: onnx.ModelProto, inputs: int) -> bytes:
         else:  # the gradient of the loss
             graph.initializer.append(numpy_helper.from_array(np.ones((), _type(value)), value.name))
             graph.input.remove(value)
-    results = [value for value in graph.output if value.name not in gradients]
-    for number, value in enumerate(results[:-1]):
-        names[value.name] = "output" if len(results) == 2 else f"output_{number}"
-    names[results[-1].name] = "loss"
-    for value in list(graph.output):
+    *outputs, loss = [graph.output[i] for i in results]
+    for number, value in enumerate(outputs):
+        names[value.name] = "output" if len(outputs) == 1 else f"output_{number}"
+    names[loss.name] = "loss"
+    kept = [*outputs, loss, *(value for value in graph.output if value.name in gradients)]
+    del graph.output[:]
+    graph.output.extend(kept)
+    for value in kept:
         source = gradients.get(value.name, _STATE)
         if source.startswith(_STATE) and value.name in gradients:
             names[value.name] = f"{source.removeprefix(_STATE)}_grad"
@@ -94,7 +107,7 @@ def _named(model: onnx.ModelProto, inputs: int) -> bytes:
     for value in (*graph.input, *graph.output, *graph.value_info):
         value.name = names.get(value.name, value.name)
     del model.metadata_props[:]
-    return model.SerializeToString()
+    return without_dead(model)
 
 
 def _type(value: onnx.ValueInfoProto) -> np.dtype:

@@ -65,12 +65,16 @@ class DebugOptions:
     ) -> None:
         if not isinstance(log_level, LogLevel):
             raise TypeError(f"log_level is a LogLevel, not {type(log_level).__name__}")
+        if not isinstance(onnx_prefix, str):
+            raise TypeError(f"onnx_prefix is text, not {type(onnx_prefix).__name__}")
         if save_onnx and not onnx_prefix:
             raise ValueError("save_onnx=True needs an onnx_prefix")
         if save_onnx and os.path.basename(onnx_prefix) != onnx_prefix:
             raise ValueError(f"onnx_prefix={onnx_prefix} names a folder: that is what save_path is for")
-        if save_onnx and not os.environ.get(f"{PREFIX}SAVE_ONNX_PATH"):
-            check_folder(save_path or ".", "save_path")
+        if save_onnx:
+            by_environment = os.environ.get(f"{PREFIX}SAVE_ONNX_PATH")
+            name = f"{PREFIX}SAVE_ONNX_PATH" if by_environment else "save_path"
+            check_folder(by_environment or save_path or ".", name)
         self.log_level, self.config = log_level, config
         self.save_onnx, self.onnx_prefix, self.save_path = save_onnx, onnx_prefix, save_path
 

@@ -1,6 +1,7 @@
 """Saves a module's graphs as ONNX files, for training and for inference (``DebugOptions(save_onnx=True)``).
 
-``torch_exported``: what the exporter made; ``post_processed``: specialised to the shapes of the first call;
+``torch_exported``: what the exporter made; ``post_processed``: specialised to the shapes of the first call (both in
+ONNX's operators as far as these can say it: see `ortmodule.debug.standard_form`);
 ``optimized_pre_grad``: after the passes that come before the gradient; ``optimized``: with the gradient, after all
 passes; ``execution_model``: what runs, with the copies that kernels need. Without a gradient ``optimized_pre_grad`` and
 ``optimized`` are one graph.
@@ -13,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import torch
+from torch import nn
 
 from ortmodule import _core
 from ortmodule.core.logger import LOGGER
 from ortmodule.core.onnx_utils import without_dead
 from ortmodule.core.safe_files import write_whole
 from ortmodule.core.setting_types import check_folder
+from ortmodule.debug.standard_form import in_standard_form, name_apart
 from ortmodule.runtime.dispatcher import Dispatcher
 
 ALL_PASSES = sum(_core.passes().values())
@@ -27,8 +31,8 @@ ALL_PASSES = sum(_core.passes().values())
 class Saver:
     """Writes the first graph of each kind, and says what was captured to those who want to know."""
 
-    def __init__(self, name: str, prefix: str, folder: str) -> None:
-        self.name, self.prefix, self.folder = name, prefix, folder
+    def __init__(self, module: nn.Module, prefix: str, folder: str) -> None:
+        self.module, self.prefix, self.folder = module, prefix, folder
         self._saved: set[str] = set()
 
     @staticmethod
@@ -44,15 +48,17 @@ class Saver:
             check_folder(folder, "the folder for ONNX files")
         elif not LOGGER.isEnabledFor(logging.INFO):
             return None
-        return Saver(type(owner.module).__name__, prefix, folder)
+        return Saver(owner.module, prefix, folder)
 
     def save(self, graph: Any, call: Any) -> None:
-        """``graph`` has run for ``call``."""
-        kind = "training" if graph.differentiable else "inference"
+        """``graph`` has run for ``call``, in the caller's mode. Its kind follows from the module's mode, as in ONNX
+        Runtime's ORTModule, and not from whether anything in it has a gradient."""
+        kind = "training" if self.module.training and torch.is_grad_enabled() else "inference"
         if kind in self._saved:
             return
         self._saved.add(kind)
-        LOGGER.info("%s: captured for %s:\n%s", self.name, kind, onnx.printer.to_text(graph.capture.model))
+        text = onnx.printer.to_text(graph.capture.model)
+        LOGGER.info("%s: captured for %s:\n%s", type(self.module).__name__, kind, text)
         if not self.prefix:
             return
         parts = graph.parts()
@@ -72,15 +78,22 @@ def _stages(graph: Any) -> list[tuple[str, bytes]]:
     before = model.plan(specs, needs, None, session.disabled, sizes, session.padding_unseen)
     ran = executable.plan.onnx()
     return [
-        ("torch_exported", graph.capture.model.SerializeToString()),
-        ("post_processed", _without_copies(plain.onnx())),
-        ("optimized_pre_grad", _without_copies(before.onnx())),
-        ("optimized", _without_copies(ran)),
-        ("execution_model", ran),
+        (
+            "torch_exported",
+            _bytes(in_standard_form(onnx.load_model_from_string(graph.capture.model.SerializeToString()))),
+        ),
+        ("post_processed", _bytes(in_standard_form(_without_copies(plain.onnx())))),
+        ("optimized_pre_grad", _bytes(name_apart(_without_copies(before.onnx())))),
+        ("optimized", _bytes(name_apart(_without_copies(ran)))),
+        ("execution_model", _bytes(name_apart(onnx.load_model_from_string(ran)))),
     ]
 
 
-def _without_copies(data: bytes) -> bytes:
+def _bytes(model: onnx.ModelProto) -> bytes:
+    return model.SerializeToString()
+
+
+def _without_copies(data: bytes) -> onnx.ModelProto:
     """Without the copies that only kernels need."""
     model = onnx.load_model_from_string(data)
     kept = {value.name for value in model.graph.output}
@@ -90,4 +103,4 @@ def _without_copies(data: bytes) -> bytes:
             node.input[i] = source.get(name, name)
         if node.op_type == "Contiguous" and node.output[0] not in kept:
             source[node.output[0]] = node.input[0]
-    return without_dead(model).SerializeToString()
+    return without_dead(model)

@@ -324,6 +324,8 @@ def test_debug_options_are_checked(tmp_path):
         DebugOptions(save_onnx=True, onnx_prefix="a/b")
     with pytest.raises(NotADirectoryError, match="no/such"):
         DebugOptions(save_onnx=True, onnx_prefix="a", save_path=str(tmp_path / "no" / "such"))
+    with pytest.raises(TypeError, match="onnx_prefix is text, not int"):
+        DebugOptions(save_onnx=True, onnx_prefix=3)
     with pytest.raises(TypeError, match="DebugOptions, not dict"):
         ORTModule(Net(), {})
 
@@ -349,6 +351,23 @@ def test_save_onnx(tmp_path):
     assert set(evaluated) <= set(saved(tmp_path))
 
 
+class Thirds(nn.Module):
+    def forward(self, x):
+        return x.chunk(3)
+
+
+@pytest.mark.parametrize("module", [Net(), Thirds()], ids=["parameters", "none"])
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_kind_of_what_is_saved(module, training, grad, tmp_path):
+    """By the module's mode, whether or not anything has a gradient."""
+    model = ORTModule(module, DebugOptions(save_onnx=True, onnx_prefix="m", save_path=str(tmp_path))).train(training)
+    with torch.set_grad_enabled(grad):
+        model(x().requires_grad_(grad))
+    kind = "training" if training and grad else "inference"
+    assert saved(tmp_path) == sorted(f"m_{stage}_{kind}.onnx" for stage in KINDS)
+
+
 def test_save_onnx_path(env, tmp_path):
     """Beats the argument."""
     first, second = tmp_path / "first", tmp_path / "second"
@@ -356,6 +375,9 @@ def test_save_onnx_path(env, tmp_path):
     env(SAVE_ONNX_PATH=str(second))
     ORTModule(Net(), DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(first)))(x())
     assert not saved(first) and saved(second)
+    env(SAVE_ONNX_PATH=str(tmp_path / "none"))
+    with pytest.raises(NotADirectoryError, match="ORTMODULE_SAVE_ONNX_PATH: .*none is not a folder"):
+        DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(first))
 
 
 # --- effects ----------------------------------------------------------------------------------------------------------
