@@ -233,6 +233,7 @@ def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
 
     Raises NotTraceable.
     """
+    flat.regions.check_apart()
     autograd_functions.settle(graph, flat.regions.calls, CALL)
     jit_pass_inline(graph)
     jit_pass_lower_all_tuples(graph)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import time
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from ortmodule.core import devices, pytree, rng_state
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.interception import Replacement, original, replaced
-from ortmodule.core.names import REENTRANT
+from ortmodule.core.names import REENTRANT, RETURNS_GIVEN
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items
 from ortmodule.core.tensor_copies import as_operand
@@ -44,7 +45,7 @@ from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.surroundings import GlobalState
 from ortmodule.host import autograd_functions, escapes
 from ortmodule.host.fallback import only_pytorch
-from ortmodule.host.host_node import Modes, Node, leaves_of, nodes_behind, operands_of, specs_of
+from ortmodule.host.host_node import Modes, Node, Spent, leaves_of, nodes_behind, operands_of, specs_of
 from ortmodule.host.passed_calls import Passed
 
 CALL = "ortmodule::call"
@@ -70,10 +71,15 @@ class Opaque:
     def __init__(
         self, modules: dict[str, str], kinds: frozenset[str], functions: bool, hooked: frozenset[str] = frozenset(),
         wrapped: dict[str, Callable] | None = None, cuts: bool = True,
+        parted: dict[str, Callable[[], AbstractContextManager]] | None = None, varying: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         """``functions``: may custom autograd functions become nodes? ``hooked``: submodules with hooks that may keep
         tensors. ``wrapped``: what is called in place of submodules that communicate, by path. ``cuts``: may the graph
-        be cut at values that forward puts into the caller's containers?"""
+        be cut at values that forward puts into the caller's containers? ``parted``: those in whose calls submodules
+        are graphs of their own, by path, and what makes them so. ``varying``: those that return what they are
+        given in some calls alone."""
+        self.parted, self.varying = parted or {}, varying
+        self.returned: dict[tuple[int, str], list[tuple[str, int]]] = {}  # `Node.sources`, in the traces so far
         self.hooked, self.wrapped, self.cuts = hooked, wrapped or {}, cuts
         self.modules = {path: why for path, why in modules.items() if ":" not in path}
         self.methods = [tuple(path.split(":")) for path in modules if ":" in path]
@@ -115,6 +121,7 @@ class Regions:
         self.escaped: list[weakref.ref[torch.Tensor]] = []  # what something keeps of breaks
         self.kept: list[weakref.ref[torch.Tensor]] = []  # what breaks have made, and was there behind them
         self.containers: dict[int, int] = {}  # numbers of those in the beginning, by their ids
+        self.versions: list[tuple[Node, torch.Tensor, int]] = []  # of operands and results of submodules, behind these
 
     def __contains__(self, node: Any) -> bool:
         """Is it a node of autograd's graph of one of the calls? Which gradients these have is found in a run."""
@@ -169,12 +176,19 @@ class Regions:
         if self.tree.hooks.busy(module, path):
             raise NotTraceable(f"hooks inside of {path}, which PyTorch would run by itself, give something to forward")
         followed = dict(self.tree.hooks.followed.get(path, {}))
+        around, spent = self.opaque.parted.get(path, nullcontext), Spent()
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            with without(module._forward_hooks, followed):
-                return original(module, *args, **kwargs)
+            start = time.perf_counter()
+            with without(module._forward_hooks, followed), around():
+                result = original(module, *args, **kwargs)
+            spent.calls, spent.seconds = spent.calls + 1, spent.seconds + time.perf_counter() - start
+            return result
 
+        number = len(self.nodes)
         result = self._call("module", path, function, args, kwargs, held)
+        self.nodes[number].spent = spent
+        spent.calls, spent.seconds = 0, 0.0  # that was the trace
         for hook in followed.values():
             other = hook(module, args, result)
             result = result if other is None else other
@@ -239,6 +253,7 @@ class Regions:
         node = Node(kind, name, function, arguments, places, needs, numbers, modes or Modes.now(), held)
         node.generators = drawn
         if kind == "module":
+            node.copies = name in self.opaque.varying
             self._find_breaks(node, args, kwargs)
         known = bool(node.given) and not self.changed()
         number = len(self.nodes)
@@ -275,8 +290,14 @@ class Regions:
             node.kinds = [(DTYPES[t.dtype], t.dim()) for t in outputs]
             kept = [slot.get() for slot in node.held]
             self.seen.append((number, operands_of((*operands, *kept)), specs_of(outputs)))
+            if kind == "module":
+                self._check_returned(number, node)
             self.ran()
         self._add_outputs(number, [*operands, *kept], len(operands), outputs)
+        if kind == "module":
+            with eagerly(), torch.no_grad():
+                aliases = [t.detach() for t in (*operands, *outputs)]  # they share the counter of versions
+                self.versions += [(node, alias, alias._version) for alias in aliases]
         returned = {i for kind, i in node.sources if kind == "operand"}  # Python reads no other number
         found = [t.tolist() if i in numbers & returned else t for i, t in enumerate(operands)]
         result = node.rebuild(outputs, found, (args, kwargs))
@@ -285,6 +306,22 @@ class Regions:
         if node.fills:
             self._check_hooks(node, args, kwargs, result)
         return result
+
+    def _check_returned(self, number: int, node: Node) -> None:
+        """Raises NotTraceable where it returns an operand in one trace, and a tensor of its own in another."""
+        before = self.opaque.returned.setdefault((number, node.name), node.sources)
+        if len(before) == len(node.sources) and before != node.sources:
+            error = NotTraceable(f"{node.name} {RETURNS_GIVEN}")
+            error.submodule = node.name
+            raise error
+
+    def check_apart(self) -> None:
+        """At the end of a trace: into what of submodules forward has written behind them. Raises NotTraceable."""
+        for node, alias, version in self.versions:
+            node.apart = node.apart and alias._version == version
+        for node in self.nodes:
+            if node.copies and not node.apart:
+                raise NotTraceable(f"{node.name} {RETURNS_GIVEN}, and forward writes into it")
 
     def _add_outputs(self, number: int, operands: list, count: int, outputs: list) -> None:
         """``outputs`` are those of a node in the graph; operands that it has changed are these from now on."""
@@ -307,6 +344,8 @@ class Regions:
         """Says whether a submodule is a break, as far as that is known before it runs, and which of the caller's
         containers it is given. Raises NotTraceable."""
         node.breaks = self._hooked(node.name)
+        if not node.breaks and node.name in self.opaque.parted:
+            node.breaks = f"submodules of {node.name} are graphs of their own"
         within = pytree.containers((args, kwargs))
         self._check_hooks(node, args, kwargs)
         node.given = {n: self.containers[id(c)] for n, c in enumerate(within) if id(c) in self.containers}
@@ -439,7 +478,7 @@ class Regions:
     def forget(self) -> None:
         """Drops references that would keep frames and traced tensors alive."""
         self.blamed, self.tokens, self.arguments, self.filled, self.containers = None, [], None, None, {}
-        self.inputs, self.generators = [], []
+        self.inputs, self.generators, self.versions = [], [], []
         self.ends = set()
         self.entered = self.left = self.made = self.begins = self.traced = self.runs = self.ran = _nothing
 

@@ -101,6 +101,9 @@ class Budget:
         self._mode: Hashable = None  # that is captured first
         self._began = 0.0  # the clock at the begin of the attempt that is under way
         self._passes = 0  # of it
+        self._again = False  # the next capture is one that was allowed before
+        self._around: Budget | None = None  # that of the module of which this one is a part
+        self._parts: list[Budget] = []
 
     # --- before a capture ---------------------------------------------------------------------------------------------
 
@@ -118,10 +121,13 @@ class Budget:
         """Raises Waits where ``variant`` is not to be captured now. ``mode``: has its first graph for nothing.
         ``must``: PyTorch must not run it."""
         self._mode = None
+        if self._around is not None and not must and not self._around.may_capture_part():
+            raise self._waits(variant, "captures of the parts of a module are to take no more than their share")
         if self._modes.get(mode, 0.0) < UNBOUNDED_SECONDS:
             self._mode = mode
             return
-        if must or self.share == math.inf:
+        if must or self._again or self.share == math.inf:
+            self._again = False
             return
         expected = self.expected
         if torch.are_deterministic_algorithms_enabled():
@@ -131,9 +137,35 @@ class Budget:
         steps = self.steps
         if variant.eager * self.saved < expected:
             raise self._waits(variant, "such a call has not come often enough to pay for a capture")
-        if self.bounded_seconds + expected > self.share * steps:
+        if not self._fits(expected):
             spent = f"captures took {self.seconds:.1f} s beside {steps:.1f} s in steps"
             raise self._waits(variant, f"{spent}, and may take {self.share:g} of that and the first graph")
+
+    def share_with(self, part: Budget) -> None:
+        """Captures of ``part``, a submodule's that is a graph of its own, its first one too, count as this module's."""
+        part._around = self
+        if part not in self._parts:
+            self._parts.append(part)
+
+    def may_capture_part(self) -> bool:
+        captures = sum(part.captures for part in self._parts)
+        return self._fits(sum(part.seconds for part in self._parts) / captures if captures else 0.0)
+
+    def may_capture_again(self) -> bool:
+        """May another graph take the place of one that there is?"""
+        return self._fits(self.expected)
+
+    def capture_again(self, variant: Variant) -> None:
+        """Another graph is to take the place of the one of ``variant``, now."""
+        self.drop(variant)
+        self._again = True
+
+    def _fits(self, seconds: float) -> bool:
+        """May another capture take so long?"""
+        if self.share == math.inf or torch.are_deterministic_algorithms_enabled():
+            return True
+        fits = self.bounded_seconds + seconds <= self.share * self.steps
+        return fits and (self._around is None or self._around._fits(seconds))
 
     def go_on(self, reason: str) -> None:
         """Raises Waits where another pass of the capture that is under way would take too long. ``reason``: of it."""
@@ -152,7 +184,7 @@ class Budget:
 
     def _waits(self, variant: Variant, why: str) -> Waits:
         text = f"there is no graph for it yet: {variant.what}"
-        said = variant.place in self._said or (not variant.place and bool(self._said))
+        said = variant.place in self._said or (not variant.place and bool(self._said)) or self._around is not None
         self._said |= {variant.place}
         advice = "explain() lists what waits, ORTMODULE_CAPTURE_SHARE sets what captures may take"
         return Waits(variant, text, "" if said else f"PyTorch runs some calls: {variant.what}; {why}; {advice}")
@@ -251,8 +283,9 @@ class Budget:
 
     @property
     def bounded_seconds(self) -> float:
-        """What counts: captures but the first, runs that did not hold."""
-        return self.seconds - self.first + sum(variant.wasted for variant in self.graphs)
+        """What counts: captures but the first, runs that did not hold, and all of these of parts."""
+        of_parts = sum(part.first + part.bounded_seconds for part in self._parts)
+        return self.seconds - self.first + of_parts + sum(variant.wasted for variant in self.graphs)
 
     @property
     def steps(self) -> float:

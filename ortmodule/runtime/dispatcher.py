@@ -39,7 +39,8 @@ from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.sharded import is_sharded
-from ortmodule.host.fallback import EVERY_REASON, THREAD, Fallback, inside_assigned
+from ortmodule.host.fallback import THREAD, Fallback, inside_assigned
+from ortmodule.host.host_node import varying
 from ortmodule.host.opaque_regions import recording
 from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime import call_differences, capture_budget
@@ -50,7 +51,7 @@ from ortmodule.runtime.compiled_graph import ASSIGNED, OWN, Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
 from ortmodule.runtime.held_arguments import taken_from_module
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
-from ortmodule.runtime.parts import may_pay, parts_of, without_hooked
+from ortmodule.runtime.parts import Parts, parted
 from ortmodule.runtime.reruns import Reruns
 from ortmodule.runtime.usage import Usage
 from ortmodule.triton_kernels.use import TritonUse
@@ -118,8 +119,7 @@ class Dispatcher:
         self.states = ModuleStates(module)
         self.interpret, self._wrap = attach.interpret, attach.wrap
         self._units: dict[int, nn.Module] = {}  # submodules that are wrapped, by the ids of the submodules
-        self.parts: dict[str, Any] = {}  # those of a module that PyTorch runs, as ORTModules
-        self._parted: Tree | None = None  # in which they were looked for
+        self.parts = Parts(self._unit)
         self.compiler = Compiler(self)
         self._names: dict[str, frozenset[str]] = {}  # of the parameters of a forward
         self._lock = threading.RLock()
@@ -336,18 +336,14 @@ class Dispatcher:
             self._units[id(module)] = unit
         return self._units[id(module)]
 
-    def _parts_for(self, reason: NotInEngine, tree: Tree) -> dict[str, nn.Module]:
-        """Submodules that are graphs of their own where PyTorch runs this one for such a reason."""
-        if self._parted is not tree and (self._parted is not None or may_pay(self.budget, reason)):
-            self._parted, self.parts = tree, {path: self._unit(m) for path, m in parts_of(tree).items()}
-            for unit in self.parts.values():
-                unit._ortmodule.fallback.silent = EVERY_REASON  # PyTorch runs this module, as is said
-        return without_hooked(self.parts)
+    def inside(self, path: str) -> contextlib.AbstractContextManager:
+        """What a call of a submodule runs in that PyTorch runs, and parts of which are graphs of their own."""
+        return self.parts.inside(path, self.state().tree, self.budget)
 
     def _forward_around_units(self, which: str, reason: NotInEngine, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`in_pytorch`; submodules that are sharded, or parts, still are graphs of their own."""
         forward, tree = self.in_pytorch(which), self.state().tree  # a capture that failed has forgotten the latest one
-        units = self.units(tree) if tree.sharded else self._parts_for(reason, tree)
+        units = self.units(tree) if tree.sharded else self.parts.of_whole(reason, tree, self.budget)
         if not units:
             return forward(*args, **kwargs)
         with recording(Diverted(tree, units)):
@@ -508,7 +504,12 @@ class Dispatcher:
             if not isinstance(raised.error, Disagrees) or graph.changes():
                 raise
             # All that it has changed is what hooks change.
-            raise NotInEngine(Cause.TORCH_MODEL, str(raised.error), call.key) from raised.error
+            key = None if self._learn(graph, call, raised.error) else call.key
+            raise NotInEngine(Cause.TORCH_MODEL, str(raised.error), key) from raised.error
+        except NotInEngine as reason:
+            if self._learn(graph, call, reason.__cause__):
+                reason.key = None
+            raise
         except ENGINE_ERRORS as error:
             if not graph.has_effects() and not isinstance(error, MemoryError):
                 graph.check_after_error(call)
@@ -524,6 +525,8 @@ class Dispatcher:
         variant.seconds += capture_budget.clock() - start
         variant.used = start
         self.fallback.reason = None
+        if graph.capture.trace.nodes and (paths := parted(graph.capture.trace.nodes, call.tree)):
+            self._part(graph, paths, call)
         if graph.executables.gpu is not None:
             self.refusals.listen()
         if self.latest is not graph:
@@ -535,6 +538,31 @@ class Dispatcher:
             if self.clusters is not None:
                 self.clusters.tell(graph, call)
         return result
+
+    def _learn(self, graph: CompiledGraph, call: Call, error: BaseException | None) -> bool:
+        """Did ``graph`` fail for a submodule that returns what it is given in some calls? Another one is made, then, as
+        soon as that may be; until then it runs the other calls."""
+        if not isinstance(error, Disagrees) or not (paths := varying(graph.capture.trace.nodes, str(error))):
+            return False
+        for path in paths:
+            call.tree.vary(path)
+        if self.budget.may_capture_again():
+            self._replace(graph, call)
+        return True
+
+    def _part(self, graph: CompiledGraph, paths: frozenset[str], call: Call) -> None:
+        """Another graph takes the place of ``graph``, for which submodules of ``paths`` are graphs of their own."""
+        if self.budget.may_capture_again() and self._replace(graph, call):
+            call.tree.caches.parted |= paths
+
+    def _replace(self, graph: CompiledGraph, call: Call) -> bool:
+        """Forgets ``graph``; the next such call is captured. False: it was forgotten before."""
+        graphs = self.graphs.get(call.key, [])
+        if graph.origin not in graphs:
+            return False
+        graphs.remove(graph.origin)
+        self.budget.capture_again(graph.variant)
+        return True
 
 
 for _method in (Dispatcher.__call__, Dispatcher.call_assigned):
