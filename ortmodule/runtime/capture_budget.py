@@ -7,6 +7,7 @@ often enough to pay, and until its capture fits into the share. Variants that ha
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -93,9 +94,10 @@ class Budget:
         self.seconds = 0.0  # of all of them
         self.first = 0.0  # of those that the bound leaves out
         self.refused = _Seconds()  # calls that PyTorch runs for other reasons
+        self.eager = _Seconds()  # calls that it runs for want of a graph
         self.graphs: list[Variant] = []  # variants that have a graph
         self._waiting: OrderedDict[Hashable, Variant] = OrderedDict()
-        self._gone = 0.0  # seconds of steps of variants that are forgotten
+        self._gone = 0.0  # seconds in the engine of variants that are forgotten
         self._modes: dict[Hashable, float] = {}  # seconds of a mode that has no graph yet; inf: it has one
         self._said: frozenset[str] = frozenset()  # places that a user was told of
         self._mode: Hashable = None  # that is captured first
@@ -114,7 +116,7 @@ class Budget:
             found = Variant(*describe(), elements)
         self._waiting[key] = found
         while len(self._waiting) > MOST_WAITING:
-            self._forget(self._waiting.popitem(last=False)[1])
+            self._waiting.popitem(last=False)
         return found
 
     def ask(self, variant: Variant, mode: Hashable, must: bool = False) -> None:
@@ -134,11 +136,10 @@ class Budget:
             if variant.waited < OFTEN:
                 raise self._waits(variant, f"such a call is captured when it has come {OFTEN} times")
             return
-        steps = self.steps
-        if variant.eager * self.saved < expected:
+        if variant.eager < expected or variant.eager * self.saved < expected:  # to know `saved` takes time
             raise self._waits(variant, "such a call has not come often enough to pay for a capture")
         if not self._fits(expected):
-            spent = f"captures took {self.seconds:.1f} s beside {steps:.1f} s in steps"
+            spent = f"captures took {self.seconds:.1f} s beside {self.steps:.1f} s in steps"
             raise self._waits(variant, f"{spent}, and may take {self.share:g} of that and the first graph")
 
     def share_with(self, part: Budget) -> None:
@@ -218,7 +219,6 @@ class Budget:
             self._modes[mode] = math.inf if captured else self._modes.get(mode, 0.0) + taken
             self.first += taken
         if not captured:  # it has to come as often once more
-            self._gone += variant.eager
             variant.eager = 0.0
         elif not variant.captured:
             variant.captured = True
@@ -246,10 +246,7 @@ class Budget:
         """Its graph is no more."""
         if variant in self.graphs:
             self.graphs.remove(variant)
-            self._forget(variant)
-
-    def _forget(self, variant: Variant) -> None:
-        self._gone += variant.seconds + variant.eager
+            self._gone += variant.seconds
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
@@ -262,7 +259,7 @@ class Budget:
     def in_pytorch(self, forward: Callable, args: tuple, kwargs: dict[str, Any], reason: NotInEngine) -> Any:
         """``forward(*args, **kwargs)``, with the time that it and its backward take."""
         variant = reason.variant if isinstance(reason, Waits) else None
-        add = self.refused.add if variant is None else lambda seconds: _add_eager(variant, seconds)
+        add = self.refused.add if variant is None else functools.partial(self._add_eager, variant)
         start = clock()
         result = forward(*args, **kwargs)
         add(clock() - start)
@@ -273,6 +270,10 @@ class Budget:
         if torch.is_grad_enabled():
             _watch_backward(result, add)
         return result
+
+    def _add_eager(self, variant: Variant, seconds: float) -> None:
+        variant.eager += seconds
+        self.eager.seconds += seconds
 
     # --- figures ------------------------------------------------------------------------------------------------------
 
@@ -290,8 +291,8 @@ class Budget:
     @property
     def steps(self) -> float:
         """Seconds in steps, forward and backward, in the engine or in PyTorch."""
-        known = sum(v.seconds + v.eager for v in (*self.graphs, *self._waiting.values()))
-        return known + self.refused.seconds + self._gone
+        engine = sum(variant.seconds for variant in self.graphs)
+        return engine + self._gone + self.eager.seconds + self.refused.seconds
 
     @property
     def expected(self) -> float:
@@ -325,10 +326,6 @@ class _Seconds:
 
     def add(self, seconds: float) -> None:
         self.seconds += seconds
-
-
-def _add_eager(variant: Variant, seconds: float) -> None:
-    variant.eager += seconds
 
 
 class _Backward:

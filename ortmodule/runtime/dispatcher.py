@@ -305,14 +305,17 @@ class Dispatcher:
             refusal = self.fallback.refusal(call.state.epoch, call.key, (call.key, call.shapes))
             if refusal is not None and not isinstance(refusal, NoOtherGraph):
                 raise refusal
-        result, part, _ = self._known(call)
+        tried = list(self.graphs.get(call.key, ()))
+        result, part, misses = self._known(call)
         if result is _NOTHING:
             if refusal is not None:
                 raise refusal
             with self._lock:
-                result, now, misses = self._known(call)  # another thread may have captured it
+                if tried != self.graphs.get(call.key, []):  # another thread may have captured it
+                    result, now, misses = self._known(call)
+                    part = max(part, now)
                 if result is _NOTHING:
-                    result = self._captured(call, max(part, now), misses)
+                    result = self._captured(call, part, misses)
         return result
 
     def _in_order(self, kwargs: dict[str, Any], which: str) -> dict[str, Any]:
