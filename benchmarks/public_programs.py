@@ -141,8 +141,9 @@ def counted(rows):
     inside = sum(map(reached, tried.values()))
     islands = [found["islands"] for found in tried.values() if found["islands"]]
     modules = sum(not all(name.startswith("aten::") for name in names) for names in islands)
+    whole = f"at least {LEAST:.0%} of the calls and of the weights"
     lines = [
-        f"{len(tried)} models, {right} right. {inside} have at least {LEAST:.0%} of the calls and of the weights in the",
+        f"{len(tried)} models, {right} right. {inside} have {whole} in the",
         f"engine. {len(islands)} have islands: {len(islands) - modules} of them operators alone, {modules} submodules,"
         " methods or",
         "autograd functions.",

@@ -236,7 +236,11 @@ def test_a_public_program(tmp_path, monkeypatch):
     written, page = json.loads((tmp_path / "out.json").read_text()), (tmp_path / "page").read_text()
     assert written["script: Net"]["state"] == "right" and written["script: Net"]["work"] == 1
     assert "lost/main.py is not in the folder of sources" in written["lost: Net"]["right"]
-    assert page.startswith(public_programs.HEAD) and "\n1 models, 1 right. 1 have at least 90%" in page and "lost" not in page
+    assert (
+        page.startswith(public_programs.HEAD)
+        and "\n1 models, 1 right. 1 have at least 90%" in page
+        and "lost" not in page
+    )
 
 
 def test_the_page_of_public_programs():
