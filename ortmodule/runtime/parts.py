@@ -51,7 +51,7 @@ class Parts:
         known = "" in self._found
         if self._tree is not tree and (known or may_pay(budget, reason)):
             self._find(tree, "", budget)
-        return without_hooked(self._found.get("", {}))
+        return _ready(self._found.get("", {}), budget)
 
     def inside(self, path: str, tree: Tree, budget: Budget) -> AbstractContextManager:
         """What a call of the island at ``path`` runs in: its parts are graphs then."""
@@ -59,7 +59,7 @@ class Parts:
             return nullcontext()
         if self._tree is not tree or path not in self._found:
             self._find(tree, path, budget)
-        parts = without_hooked(self._found[path])
+        parts = _ready(self._found[path], budget)
         return recording(Diverted(tree, parts)) if parts else nullcontext()
 
     def found(self, whole: bool) -> dict[str, Any]:
@@ -79,6 +79,17 @@ class Parts:
             unit._ortmodule.fallback.silent = EVERY_REASON  # PyTorch runs what is around it, as is said
             budget.share_with(unit._ortmodule.budget)
         self._found[path] = units
+
+
+def _ready(units: dict[str, Any], budget: Budget) -> dict[str, nn.Module]:
+    """Those that have a graph, and all where another capture fits: to meet calls that wait for one takes time, too."""
+    fits = budget.may_capture_part()
+    ready = {path: unit for path, unit in units.items() if fits or _runs(unit._ortmodule)}
+    return without_hooked(ready)
+
+
+def _runs(dispatcher: Any) -> bool:
+    return any(dispatcher.graphs.values()) or bool(dispatcher.parts.found(True))
 
 
 def draws(dispatcher: Any) -> bool:
