@@ -34,7 +34,7 @@ from ortmodule.guards.module_tree import Tree
 from ortmodule.host.escapes import changed_by_breaks
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Node, operands_of, specs_of
-from ortmodule.host.opaque_regions import recording
+from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Replayed
 from ortmodule.lowering.graph_cuts import Break, Piece, cut, used_by
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph

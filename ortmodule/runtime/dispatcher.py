@@ -1,6 +1,6 @@
 """Runs calls of a wrapped module in the captured graph that holds for them, or else in PyTorch.
 
-The order of a call: what its arguments are (:func:`_arguments`), what the module is (:mod:`module_state`), a graph for
+The order of a call: what its arguments are (:func:`flattened`), what the module is (:mod:`module_state`), a graph for
 both (:attr:`Dispatcher.graphs`), the run (:class:`~ortmodule.runtime.compiled_graph.CompiledGraph`). Where there is no
 graph the :class:`~ortmodule.runtime.compiler.Compiler` makes one.
 """
@@ -19,7 +19,7 @@ from torch import nn
 
 from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE
 from ortmodule.capture.filled_caches import MOST_CALLS, FillsCache
-from ortmodule.core import pytree, pytree_tokens, torch_private
+from ortmodule.core import pytree, torch_private
 from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import (
     CallsOwn,
@@ -41,10 +41,11 @@ from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.sharded import is_sharded
 from ortmodule.host.fallback import THREAD, Fallback, inside_assigned
 from ortmodule.host.host_node import varying
-from ortmodule.host.opaque_regions import recording
+from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime import call_differences, capture_budget
 from ortmodule.runtime.broken_graph import Interpreter
+from ortmodule.runtime.call_arguments import MOST_STRUCTURES, flattened
 from ortmodule.runtime.capture_budget import Budget, Variant, Waits
 from ortmodule.runtime.changing_numbers import Changing, lifted, note
 from ortmodule.runtime.compiled_graph import ASSIGNED, OWN, Call, CompiledGraph
@@ -57,11 +58,6 @@ from ortmodule.runtime.usage import Usage
 from ortmodule.triton_kernels.use import TritonUse
 
 _NOTHING = object()
-#: Structures of arguments that are remembered.
-MOST_STRUCTURES = 1024
-#: Types of arguments that are compared by value.
-_NUMBERS = (bool, int, str, type(None))
-_structures: dict[tuple, pytree.Structure] = {}
 TRANSFORMED = (
     "PyTorch runs calls of this module inside of torch.func transforms and forward-mode differentiation, which look at "
     "its operations"
@@ -231,7 +227,7 @@ class Dispatcher:
     def _in_engine(self, args: tuple, kwargs: dict[str, Any], which: str) -> Any:
         if len(kwargs) > 1:
             kwargs = self._in_order(kwargs, which)
-        inputs, arguments = _arguments(args, kwargs)
+        inputs, arguments = flattened(args, kwargs)
         state = self.state()
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
@@ -268,7 +264,7 @@ class Dispatcher:
     def _prepare(self, args: tuple, kwargs: dict[str, Any], which: str) -> tuple[CompiledGraph, Call]:
         with self._lock:
             kwargs = self._in_order(kwargs, which)
-            inputs, arguments = _arguments(args, kwargs)
+            inputs, arguments = flattened(args, kwargs)
             state = self.state()
             if "" in state.hooked:
                 raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
@@ -578,36 +574,3 @@ def _kind(args: tuple, kwargs: dict[str, Any]) -> tuple | None:
         return pytree.flatten((args, kwargs))[1].without_numbers()
     except Unflattenable:
         return None
-
-
-def _arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], pytree.Structure]:
-    """``pytree.flatten((args, kwargs))``, in one step where all are plain tensors, numbers, text or None.
-
-    Raises NotInEngine for a value that a graph cannot take in.
-    """
-    tensors: list[torch.Tensor] = []
-    tokens: list[Any] = []
-    for value in (*args, *kwargs.values()):
-        cls = type(value)
-        if cls is torch.Tensor and value.layout is torch.strided and not (value.is_neg() or value.is_quantized):
-            tensors.append(value)
-            tokens.append(pytree_tokens.TENSOR)
-        elif cls in _NUMBERS:
-            tokens.append((cls, value))
-        else:
-            break
-    else:
-        key = (len(args), tuple(kwargs), tuple(tokens))
-        structure = _structures.get(key) if len(tensors) == len(set(map(id, tensors))) else None
-        if structure is not None:
-            return tensors, structure
-    count = len(tensors)
-    try:
-        tensors, structure = pytree.flatten((args, kwargs))
-    except Unflattenable as error:
-        raise NotInEngine(Cause.DATA, f"an argument holds {error}") from error
-    if len(tokens) == len(args) + len(kwargs) and len(tensors) == count:
-        if len(_structures) >= MOST_STRUCTURES:
-            _structures.clear()
-        _structures[len(args), tuple(kwargs), tuple(tokens)] = structure
-    return tensors, structure

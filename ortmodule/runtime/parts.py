@@ -21,7 +21,7 @@ from ortmodule.guards.module_hooks import HOOKS
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import EVERY_REASON, THREAD
 from ortmodule.host.host_node import Node
-from ortmodule.host.opaque_regions import recording
+from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime.capture_budget import OFTEN, Budget
 
