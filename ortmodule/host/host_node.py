@@ -88,7 +88,7 @@ class Node:
     aten: list[str] = field(default_factory=list)  # names of operators
     breaks: str = ""  # why it is a break of the graph, as its tensors are seen by others; "": it is none
     copies: bool = False  # results that are operands are copies of them, as they are results of its own in other calls
-    apart: bool = True  # nothing is written into its operands and its results behind it
+    untouched: bool = True  # nothing is written into its operands and its results behind it
     fills: bool = False  # it changes containers among its arguments: the result is a pair of its result and these
     filled: dict[int, int] = field(default_factory=dict)  # by their numbers in the result: those of its arguments
     given: dict[int, int] = field(default_factory=dict)  # numbers of its containers, and of the caller's that they are
@@ -162,7 +162,7 @@ class Node:
 
     def _copied(self, found: list[torch.Tensor], passed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The result's tensors, with copies of those operands for which the graph has results of its own."""
-        if self.kind != "module" or self.fills or not self.apart:
+        if self.kind != "module" or self.fills or not self.untouched:
             return found
         own = {id(t) for t in passed}
         if self.result is not None and len(found) == len(self.sources):

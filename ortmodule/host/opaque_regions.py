@@ -248,7 +248,6 @@ class Regions:
         node = Node(kind, name, function, arguments, places, needs, numbers, modes or Modes.now(), held)
         node.generators = drawn
         if kind == "module":
-            node.copies = name in self.opaque.varying
             self._find_breaks(node, args, kwargs)
         known = bool(node.given) and not self.changed()
         number = len(self.nodes)
@@ -285,14 +284,9 @@ class Regions:
             node.kinds = [(DTYPES[t.dtype], t.dim()) for t in outputs]
             kept = [slot.get() for slot in node.held]
             self.seen.append((number, operands_of((*operands, *kept)), specs_of(outputs)))
-            if kind == "module":
-                self._check_returned(number, node)
+            self._check_returned(number, node)
             self.ran()
         self._add_outputs(number, [*operands, *kept], len(operands), outputs)
-        if kind == "module":
-            with eagerly(), torch.no_grad():
-                aliases = [t.detach() for t in (*operands, *outputs)]  # they share the counter of versions
-                self.versions += [(node, alias, alias._version) for alias in aliases]
         returned = {i for kind, i in node.sources if kind == "operand"}  # Python reads no other number
         found = [t.tolist() if i in numbers & returned else t for i, t in enumerate(operands)]
         result = node.rebuild(outputs, found, (args, kwargs))
@@ -305,7 +299,7 @@ class Regions:
     def _check_returned(self, number: int, node: Node) -> None:
         """Raises NotTraceable where it returns an operand in one trace, and a tensor of its own in another."""
         before = self.opaque.returned.setdefault((number, node.name), node.sources)
-        if len(before) == len(node.sources) and before != node.sources:
+        if node.kind == "module" and len(before) == len(node.sources) and before != node.sources:
             error = NotTraceable(f"{node.name} {RETURNS_GIVEN}")
             error.submodule = node.name
             raise error
@@ -313,9 +307,9 @@ class Regions:
     def check_apart(self) -> None:
         """At the end of a trace: into what of submodules forward has written behind them. Raises NotTraceable."""
         for node, alias, version in self.versions:
-            node.apart = node.apart and alias._version == version
+            node.untouched = node.untouched and alias._version == version
         for node in self.nodes:
-            if node.copies and not node.apart:
+            if node.copies and not node.untouched:
                 raise NotTraceable(f"{node.name} {RETURNS_GIVEN}, and forward writes into it")
 
     def _add_outputs(self, number: int, operands: list, count: int, outputs: list) -> None:
@@ -325,6 +319,10 @@ class Regions:
         for i, position in enumerate(node.changed):
             self._change(node, operands[position], outputs[new + i], values[new + i])
         self.made(outputs)
+        if node.kind == "module":
+            with eagerly(), torch.no_grad():
+                aliases = [t.detach() for t in (*operands[:count], *outputs)]  # they share the counter of versions
+                self.versions += [(node, alias, alias._version) for alias in aliases]
 
     def changed(self) -> bool:
         """Is something else in the arguments of the module than in the beginning, what breaks put there aside?"""
@@ -338,7 +336,7 @@ class Regions:
     def _find_breaks(self, node: Node, args: tuple, kwargs: dict) -> None:
         """Says whether a submodule is a break, as far as that is known before it runs, and which of the caller's
         containers it is given. Raises NotTraceable."""
-        node.breaks = self._hooked(node.name)
+        node.breaks, node.copies = self._hooked(node.name), node.name in self.opaque.varying
         if not node.breaks and node.name in self.opaque.parted:
             node.breaks = f"submodules of {node.name} are graphs of their own"
         within = pytree.containers((args, kwargs))

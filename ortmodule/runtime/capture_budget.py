@@ -103,7 +103,7 @@ class Budget:
         self._mode: Hashable = None  # that is captured first
         self._began = 0.0  # the clock at the begin of the attempt that is under way
         self._passes = 0  # of it
-        self._again = False  # the next capture is one that was allowed before
+        self._recapture = False  # the next capture is one that was allowed before
         self._around: Budget | None = None  # that of the module of which this one is a part
         self._parts: list[Budget] = []
 
@@ -128,8 +128,8 @@ class Budget:
         if self._modes.get(mode, 0.0) < UNBOUNDED_SECONDS:
             self._mode = mode
             return
-        if must or self._again or self.share == math.inf:
-            self._again = False
+        if must or self._recapture or self.share == math.inf:
+            self._recapture = False
             return
         expected = self.expected
         if torch.are_deterministic_algorithms_enabled():
@@ -159,7 +159,7 @@ class Budget:
     def capture_again(self, variant: Variant) -> None:
         """Another graph is to take the place of the one of ``variant``, now."""
         self.drop(variant)
-        self._again = True
+        self._recapture = True
 
     def _fits(self, seconds: float) -> bool:
         """May another capture take so long?"""

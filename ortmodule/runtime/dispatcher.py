@@ -52,7 +52,7 @@ from ortmodule.runtime.compiled_graph import ASSIGNED, OWN, Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
 from ortmodule.runtime.held_arguments import taken_from_module
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
-from ortmodule.runtime.parts import Parts, parted
+from ortmodule.runtime.parts import Inner, parted
 from ortmodule.runtime.reruns import Reruns
 from ortmodule.runtime.usage import Usage
 from ortmodule.triton_kernels.use import TritonUse
@@ -115,7 +115,7 @@ class Dispatcher:
         self.states = ModuleStates(module)
         self.interpret, self._wrap = attach.interpret, attach.wrap
         self._units: dict[int, nn.Module] = {}  # submodules that are wrapped, by the ids of the submodules
-        self.parts = Parts(self._unit)
+        self.parts = Inner(self._unit)
         self.compiler = Compiler(self)
         self._names: dict[str, frozenset[str]] = {}  # of the parameters of a forward
         self._lock = threading.RLock()

@@ -1,4 +1,4 @@
-"""Finds submodules that are graphs of their own inside of what PyTorch runs: a whole module, or an island in its graph.
+"""Finds submodules that are graphs of their own in what PyTorch runs: a module, or an island of its graph.
 
 A detection model decides with the boxes that it finds what it computes, and cannot be captured; its backbone can. An
 encoder that draws which of its layers it leaves out is an island; its layers can be captured. What PyTorch runs in
@@ -37,7 +37,7 @@ FORWARD = 1 / 3
 LEAST_WEIGHTS = 0.25
 
 
-class Parts:
+class Inner:
     """The submodules of one wrapped module that are graphs of their own inside of what PyTorch runs."""
 
     def __init__(self, wrap: Callable[[nn.Module], Any]) -> None:
