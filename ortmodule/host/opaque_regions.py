@@ -284,7 +284,6 @@ class Regions:
             node.kinds = [(DTYPES[t.dtype], t.dim()) for t in outputs]
             kept = [slot.get() for slot in node.held]
             self.seen.append((number, operands_of((*operands, *kept)), specs_of(outputs)))
-            self._check_returned(number, node)
             self.ran()
         self._add_outputs(number, [*operands, *kept], len(operands), outputs)
         returned = {i for kind, i in node.sources if kind == "operand"}  # Python reads no other number
@@ -314,6 +313,7 @@ class Regions:
 
     def _add_outputs(self, number: int, operands: list, count: int, outputs: list) -> None:
         """``outputs`` are those of a node in the graph; operands that it has changed are these from now on."""
+        self._check_returned(number, self.nodes[number])
         node, values = self.nodes[number], self._insert(number, operands, count, outputs)
         new = sum(kind == "new" for kind, _ in set(node.sources))
         for i, position in enumerate(node.changed):
