@@ -129,7 +129,7 @@ _VIT = {"image_size": 32, "patch_size": 8, **_SMALL}
 _VIDEO = {"image_size": 16, "image_patch_size": 8, "frames": 4, "frame_patch_size": 2, **_SMALL}
 _STAGES = {"num_classes": 7, "dim": (16, 16, 32, 32), "depth": (1, 1, 1, 1)}
 
-_LAYERS = "Python decides by a drawn tensor which layers run (`layer_dropout`)"
+_LAYERS = "Python decides by a drawn tensor which layers run (`layer_dropout`); each layer is a graph of its own"
 
 
 def _vit(file, name, argument="img", shape=(3, 32, 32), wrap=None, said="", note="", **options):

@@ -16,7 +16,7 @@ from torch import nn
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.core.errors import CaptureError
-from ortmodule.core.names import CHANGES_PARAMETER, ONLY_CALLER, REENTRANT
+from ortmodule.core.names import CHANGES_PARAMETER, ONLY_CALLER, REENTRANT, RETURNS_GIVEN
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.module_tree import Tree
 from ortmodule.lowering import export
@@ -107,6 +107,8 @@ class Partition:
         path, modules, reason = error.submodule or "", self.modules(), str(error)
         if REENTRANT in reason or ONLY_CALLER in reason:
             return False
+        if reason.endswith(RETURNS_GIVEN) and path in modules and self.tree.vary(path):
+            return True
         for name in getattr(path, "methods", ()):
             if f"{path}:{name}" not in modules:
                 self._found[f"{path}:{name}"] = reason

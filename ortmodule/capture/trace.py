@@ -63,8 +63,8 @@ from ortmodule.host import autograd_functions
 from ortmodule.host.collectives import WAIT, Collectives, wait_late
 from ortmodule.host.collectives import recording as recording_collectives
 from ortmodule.host.host_node import Node, leaves_of
+from ortmodule.host.met_calls import recording as recording_regions
 from ortmodule.host.opaque_regions import CALL, Opaque, Regions, eagerly
-from ortmodule.host.opaque_regions import recording as recording_regions
 from ortmodule.host.parallel_layers import recording as recording_dtensors
 from ortmodule.lowering import export
 from ortmodule.lowering.decompose import rewrite
@@ -233,6 +233,7 @@ def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
 
     Raises NotTraceable.
     """
+    flat.regions.check_apart()
     autograd_functions.settle(graph, flat.regions.calls, CALL)
     jit_pass_inline(graph)
     jit_pass_lower_all_tuples(graph)
@@ -289,8 +290,7 @@ class _Flat(nn.Module):
         self.resized = tree.resized_tensors()[0]
         self.looks = False  # at what each submodule does, to find the one that is to blame
         self.effects: SideEffects | None = None
-        self.filled, self.own, self.used_on = False, dict[int, int](), list[int]()
-        self.leaves: dict[int, Source] = {}  # of the inputs' gradients
+        self.filled, self.own, self.used_on, self.leaves = False, dict[int, int](), list[int](), dict[int, Source]()
         regions.begins = regions.traced = self.look
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
         self.recorder, self.mode = scalar_guards.Recorder(), TraceMode(regions.draw, regions.node, tree)

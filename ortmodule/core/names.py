@@ -16,6 +16,8 @@ INPUT, STATE = "input/", "state/"
 
 CHECKPOINT = "torch.utils.checkpoint"
 #: It asks in backward whether `.backward()` was called for all leaves, which is not so for a part of a module.
+#: In reasons: what a submodule returns is one of its arguments in some calls, and a tensor of its own in others.
+RETURNS_GIVEN = "returns what it is given in some calls, and something else in others"
 REENTRANT = f"{CHECKPOINT} with use_reentrant=True"
 #: Behind the name of what changes one, in the reason why PyTorch runs a submodule.
 CHANGES_PARAMETER = "changes the parameter"

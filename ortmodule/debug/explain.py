@@ -12,6 +12,7 @@ from torch import nn
 from ortmodule import _core
 from ortmodule.core import torch_private
 from ortmodule.core.config import Config
+from ortmodule.core.weights import weights
 from ortmodule.debug.layers import MOST_LINES, LayerReport, layer_lines, layers_of
 from ortmodule.debug.peak import Peak, in_units, peak_so_far
 from ortmodule.host.host_node import Node
@@ -54,7 +55,7 @@ class Report:
     breaks: list[str] = field(default_factory=list)  #: those of them that PyTorch's autograd joins with what is around
     #: Submodules that FSDP2 shards, by path: graphs of their own, each between its all-gather and its reduce-scatter.
     sharded: dict[str, Report] = field(default_factory=dict)
-    #: Submodules, by path, that are graphs of their own where PyTorch runs the module around them.
+    #: Submodules, by path, that are graphs of their own where PyTorch runs the module, or the submodule, around them.
     parts: dict[str, Report] = field(default_factory=dict)
     weights_in_engine: float = 1.0  #: the share that the engine computes with of all weights, those of embeddings aside
     fused: dict[str, int] = field(default_factory=dict)  #: how often each pass and pattern found something to fuse
@@ -107,6 +108,7 @@ class Report:
                 *(f"  sparsity   {sentence}" for sentence in self.sparsity),
                 f"  PyTorch    runs {outside} inside the graph",
                 *self._sharded(),
+                *self._parts(),
                 *(breaks if self.breaks else []),
                 f"  made       graphs: {self.exports}, plans: {self.plans}",
                 *tuned,
@@ -191,8 +193,8 @@ def explain(model: Any) -> Report:
     tree = None if owner.states.latest is None else owner.states.latest.tree
     units = {} if tree is None else {path: explain(unit) for path, unit in owner.units(tree).items()}
     nodes = owner.latest.capture.trace.nodes if owner.latest is not None and owner.fallback.reason is None else None
-    parts = {path: explain(part) for path, part in owner.parts.items()} if nodes is None else {}
-    weights = _weights_in_engine(owner.module, units | parts, nodes)
+    parts = {path: explain(part) for path, part in owner.parts.found(nodes is None).items()}
+    inside = _weights_in_engine(owner.module, units | parts, nodes)
     graphs = [graph for variants in owner.graphs.values() for graph in variants]
     sessions = [session for graph in graphs for session in graph.sessions()]
     seconds = owner.compiler.seconds | {"plan": sum(session.plan_seconds for session in sessions)}
@@ -210,7 +212,7 @@ def explain(model: Any) -> Report:
         "missing": torch_private.missing(),
         "sharded": units,
         "parts": parts,
-        "weights_in_engine": weights,
+        "weights_in_engine": inside,
         "engine_calls": owner.usage.engine,
         "pytorch_calls": owner.usage.pytorch,
         "unreached_steps": owner.usage.unreached,
@@ -248,9 +250,7 @@ def explain(model: Any) -> Report:
 def _weights_in_engine(module: nn.Module, units: dict[str, Report], nodes: list[Node] | None) -> float:
     """``units``: the submodules with graphs of their own. ``nodes``: those of the module's own graph that PyTorch runs;
     None: it runs all but the units."""
-    tables = (nn.Embedding, nn.EmbeddingBag)
-    sizes = {id(p): p.numel() for m in module.modules() if not isinstance(m, tables) for p in m._parameters.values()
-             if p is not None}  # fmt: skip
+    sizes = weights(module.modules())
     if not sizes:
         return float(nodes is not None)
     own = set(sizes) if nodes is not None else set()

@@ -31,7 +31,7 @@ class Observers:
         found: list[Observer] = []
         # The first observer sees a forward first, and its result last.
         if config.verify:
-            found.append(Verifier(config.verify, log))
+            found.append(Verifier(config.verify, log, lambda: owner.parts.draw()))
         if config.print_input_density:
             found.append(Density(owner.module, log))
         if config.print_memory_stats:

@@ -236,8 +236,9 @@ class Finding:
 class Verifier:
     """Compares every ``every``-th call of one module."""
 
-    def __init__(self, every: int, log: Log) -> None:
-        self.every, self.log = every, log
+    def __init__(self, every: int, log: Log, parts_draw: Callable[[], bool] = lambda: False) -> None:
+        """``parts_draw``: do graphs of submodules draw numbers that run in a call of a submodule that PyTorch runs?"""
+        self.every, self.log, self.parts_draw = every, log, parts_draw
         self.calls = self.compared = self.gradients = 0
         self.findings: list[Finding] = []
         self._replays: weakref.WeakKeyDictionary[CompiledGraph, RngReplay] = weakref.WeakKeyDictionary()
@@ -281,6 +282,8 @@ class Verifier:
         """What the module computes; None: it raises an error, which is reported. Raises Incomparable."""
         if any(node.generators for node in graph.capture.trace.nodes):
             raise Incomparable("it draws from a torch.Generator, which goes on by that")
+        if self.parts_draw():
+            raise Incomparable("submodules that are graphs of their own draw numbers; they are compared by themselves")
         try:
             eager = run_eager(graph, call.tree, call.arguments, before, call.forward, values)
         except Incomparable:

@@ -45,6 +45,9 @@ class Caches:
     kinds: frozenset[str] = frozenset()  # of ATen operators that PyTorch runs
     left_for: tuple[str, frozenset[str]] = ("", frozenset())  # the latest of them, and the error they are for
     cuts: bool = True  # may graphs be cut at values that forward puts into the caller's containers?
+    parted: frozenset[str] = frozenset()  # submodules among these that are breaks, as parts of them are graphs
+    varying: frozenset[str] = frozenset()  # those that return what they are given in some calls, and not in others
+    whole: frozenset[str] = frozenset()  # those that were breaks for that, and no graph could be made so
     reads: dict[tuple[int, str], str] = field(default_factory=dict)  # of the latest traces, also of those that failed
     holders: Holders = field(default_factory=Holders)
 
@@ -67,6 +70,12 @@ class Tree(Inventory):
         may_be_met = super().adopt(tensors, second)
         self.attributes.outside = self.outside
         return may_be_met
+
+    def vary(self, path: str) -> bool:
+        """The submodule there, and others of its class, return what they are given in some calls. False: known."""
+        new, cls = path not in self.caches.varying, type(self.modules[path])
+        self.caches.varying |= {p for p, module in self.modules.items() if type(module) is cls}
+        return new
 
     def count(self, path: str, key: str) -> bool:
         self.attributes.counted.add((id(self.modules[path]), key))

@@ -21,6 +21,7 @@ import torch
 from ortmodule.core import devices, pytree, pytree_tokens
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, NotTraceable, Raised, Unflattenable
+from ortmodule.core.names import RETURNS_GIVEN
 from ortmodule.core.tensor_copies import with_attributes
 
 MOST_KNOWN = 4096  # sizes that are remembered
@@ -47,6 +48,14 @@ class Modes:
     def set(self) -> Iterator[None]:
         with torch.set_grad_enabled(self.grad), devices.autocast_as(self.autocast):
             yield
+
+
+@dataclass
+class Spent:
+    """Calls, and the seconds of their forward."""
+
+    calls: int = 0
+    seconds: float = 0.0
 
 
 @dataclass
@@ -78,12 +87,15 @@ class Node:
     makes: int = 0  # tensors of its own that carry a gradient and are not computed from any
     aten: list[str] = field(default_factory=list)  # names of operators
     breaks: str = ""  # why it is a break of the graph, as its tensors are seen by others; "": it is none
+    copies: bool = False  # results that are operands are copies of them, as they are results of its own in other calls
+    untouched: bool = True  # nothing is written into its operands and its results behind it
     fills: bool = False  # it changes containers among its arguments: the result is a pair of its result and these
     filled: dict[int, int] = field(default_factory=dict)  # by their numbers in the result: those of its arguments
     given: dict[int, int] = field(default_factory=dict)  # numbers of its containers, and of the caller's that they are
     #: Generators in its arguments: their numbers among those of the caller's arguments, or slots.
     generators: list[Any] = field(default_factory=list)
     kinds: list[tuple[str, int]] = field(default_factory=list)  # types and ranks of the results' tensors
+    spent: Spent = field(default_factory=Spent)  # of a submodule, in runs
 
     @property
     def owner(self) -> str | None:
@@ -134,7 +146,7 @@ class Node:
             found, structure = pytree.flatten(result, results=True)
         if pytree_tokens.SPLIT in structure.tokens:
             raise Unflattenable("a DTensor")
-        sources, outputs = _new_ones(found, passed)
+        sources, outputs = _new_ones(self._copied(found, passed), passed)
         changed = [i for i, t in enumerate(passed) if t._version != versions[i]] if counted else self.changed
         if held is not None:  # others see it as it happens
             changed = self.changed
@@ -142,9 +154,22 @@ class Node:
             changed = []
         if self.result is None:
             self.result, self.sources, self.changed = structure, sources, changed
+        elif structure == self.result and changed == self.changed and _given(sources) != _given(self.sources):
+            raise Disagrees(f"{self.name} {RETURNS_GIVEN}")
         elif structure != self.result or sources != self.sources or changed != self.changed:
             raise Disagrees(f"{self.name} returns another kind of result, or changes other arguments, than before")
         return outputs + [passed[i] for i in changed]
+
+    def _copied(self, found: list[torch.Tensor], passed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The result's tensors, with copies of those operands for which the graph has results of its own."""
+        if self.kind != "module" or self.fills or not self.untouched:
+            return found
+        own = {id(t) for t in passed}
+        if self.result is not None and len(found) == len(self.sources):
+            wanted = [kind == "new" for kind, _ in self.sources]
+        else:
+            wanted = [self.copies] * len(found)
+        return [t.clone() if copy and id(t) in own else t for t, copy in zip(found, wanted, strict=True)]
 
     def rebuild(self, outputs: Sequence[torch.Tensor], operands: Sequence[Any], arguments: Any) -> Any:
         """What the function returned, around other tensors; containers of ``arguments`` get what it put into its."""
@@ -164,6 +189,16 @@ def left_empty(arguments: Any) -> str:
         return ""  # something else was put into it
     name = structure.empty()
     return f"a value of type {name}, which may change while the module runs" if name else ""
+
+
+def varying(nodes: Sequence[Node], text: str) -> list[str]:
+    """The paths of the submodules of which ``text`` says that they return what they are given in some calls."""
+    return [node.name for node in nodes if text.endswith(f"{node.name} {RETURNS_GIVEN}")]
+
+
+def _given(sources: list[tuple[str, int]]) -> list[bool]:
+    """Which tensors of a result are operands."""
+    return [kind == "operand" for kind, _ in sources]
 
 
 def _was_changed(then: tuple[list[torch.Tensor], pytree.Structure], arguments: Any) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
+import time
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -22,8 +22,7 @@ from torch.autograd.function import BackwardCFunction
 from ortmodule.core import devices, pytree, rng_state
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.errors import NotTraceable, Unflattenable
-from ortmodule.core.interception import Replacement, original, replaced
-from ortmodule.core.names import REENTRANT
+from ortmodule.core.names import REENTRANT, RETURNS_GIVEN
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items
 from ortmodule.core.tensor_copies import as_operand
@@ -44,15 +43,12 @@ from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.surroundings import GlobalState
 from ortmodule.host import autograd_functions, escapes
 from ortmodule.host.fallback import only_pytorch
-from ortmodule.host.host_node import Modes, Node, leaves_of, nodes_behind, operands_of, specs_of
-from ortmodule.host.passed_calls import Passed
+from ortmodule.host.host_node import Modes, Node, Spent, leaves_of, nodes_behind, operands_of, specs_of
 
 CALL = "ortmodule::call"
 # The schema by which the passes of TorchScript know that the operator changes nothing.
 _library = torch.library.Library("ortmodule", "FRAGMENT")
 _library.define("call(Tensor[] operands, int number, int given) -> Tensor[]")
-
-_current = threading.local()
 
 
 class Place(str):
@@ -70,10 +66,15 @@ class Opaque:
     def __init__(
         self, modules: dict[str, str], kinds: frozenset[str], functions: bool, hooked: frozenset[str] = frozenset(),
         wrapped: dict[str, Callable] | None = None, cuts: bool = True,
+        parted: dict[str, Callable[[], AbstractContextManager]] | None = None, varying: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         """``functions``: may custom autograd functions become nodes? ``hooked``: submodules with hooks that may keep
         tensors. ``wrapped``: what is called in place of submodules that communicate, by path. ``cuts``: may the graph
-        be cut at values that forward puts into the caller's containers?"""
+        be cut at values that forward puts into the caller's containers? ``parted``: those in whose calls submodules
+        are graphs of their own, by path, and what makes them so. ``varying``: those that return what they are
+        given in some calls alone."""
+        self.parted, self.varying = parted or {}, varying
+        self.returned: dict[tuple[int, str], list[tuple[str, int]]] = {}  # `Node.sources`, in the traces so far
         self.hooked, self.wrapped, self.cuts = hooked, wrapped or {}, cuts
         self.modules = {path: why for path, why in modules.items() if ":" not in path}
         self.methods = [tuple(path.split(":")) for path in modules if ":" in path]
@@ -115,6 +116,7 @@ class Regions:
         self.escaped: list[weakref.ref[torch.Tensor]] = []  # what something keeps of breaks
         self.kept: list[weakref.ref[torch.Tensor]] = []  # what breaks have made, and was there behind them
         self.containers: dict[int, int] = {}  # numbers of those in the beginning, by their ids
+        self.versions: list[tuple[Node, torch.Tensor, int]] = []  # of operands and results of submodules, behind these
 
     def __contains__(self, node: Any) -> bool:
         """Is it a node of autograd's graph of one of the calls? Which gradients these have is found in a run."""
@@ -169,12 +171,19 @@ class Regions:
         if self.tree.hooks.busy(module, path):
             raise NotTraceable(f"hooks inside of {path}, which PyTorch would run by itself, give something to forward")
         followed = dict(self.tree.hooks.followed.get(path, {}))
+        around, spent = self.opaque.parted.get(path, nullcontext), Spent()
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            with without(module._forward_hooks, followed):
-                return original(module, *args, **kwargs)
+            start = time.perf_counter()
+            with without(module._forward_hooks, followed), around():
+                result = original(module, *args, **kwargs)
+            spent.calls, spent.seconds = spent.calls + 1, spent.seconds + time.perf_counter() - start
+            return result
 
+        number = len(self.nodes)
         result = self._call("module", path, function, args, kwargs, held)
+        self.nodes[number].spent = spent
+        spent.calls, spent.seconds = 0, 0.0  # that was the trace
         for hook in followed.values():
             other = hook(module, args, result)
             result = result if other is None else other
@@ -286,13 +295,34 @@ class Regions:
             self._check_hooks(node, args, kwargs, result)
         return result
 
+    def _check_returned(self, number: int, node: Node) -> None:
+        """Raises NotTraceable where it returns an operand in one trace, and a tensor of its own in another."""
+        before = self.opaque.returned.setdefault((number, node.name), node.sources)
+        if node.kind == "module" and len(before) == len(node.sources) and before != node.sources:
+            error = NotTraceable(f"{node.name} {RETURNS_GIVEN}")
+            error.submodule = node.name
+            raise error
+
+    def check_apart(self) -> None:
+        """At the end of a trace: into what of submodules forward has written behind them. Raises NotTraceable."""
+        for node, alias, version in self.versions:
+            node.untouched = node.untouched and alias._version == version
+        for node in self.nodes:
+            if node.copies and not node.untouched:
+                raise NotTraceable(f"{node.name} {RETURNS_GIVEN}, and forward writes into it")
+
     def _add_outputs(self, number: int, operands: list, count: int, outputs: list) -> None:
         """``outputs`` are those of a node in the graph; operands that it has changed are these from now on."""
+        self._check_returned(number, self.nodes[number])
         node, values = self.nodes[number], self._insert(number, operands, count, outputs)
         new = sum(kind == "new" for kind, _ in set(node.sources))
         for i, position in enumerate(node.changed):
             self._change(node, operands[position], outputs[new + i], values[new + i])
         self.made(outputs)
+        if node.kind == "module":
+            with eagerly(), torch.no_grad():
+                aliases = [t.detach() for t in (*operands[:count], *outputs)]  # they share the counter of versions
+                self.versions += [(node, alias, alias._version) for alias in aliases]
 
     def changed(self) -> bool:
         """Is something else in the arguments of the module than in the beginning, what breaks put there aside?"""
@@ -306,7 +336,9 @@ class Regions:
     def _find_breaks(self, node: Node, args: tuple, kwargs: dict) -> None:
         """Says whether a submodule is a break, as far as that is known before it runs, and which of the caller's
         containers it is given. Raises NotTraceable."""
-        node.breaks = self._hooked(node.name)
+        node.breaks, node.copies = self._hooked(node.name), node.name in self.opaque.varying
+        if not node.breaks and node.name in self.opaque.parted:
+            node.breaks = f"submodules of {node.name} are graphs of their own"
         within = pytree.containers((args, kwargs))
         self._check_hooks(node, args, kwargs)
         node.given = {n: self.containers[id(c)] for n, c in enumerate(within) if id(c) in self.containers}
@@ -439,7 +471,7 @@ class Regions:
     def forget(self) -> None:
         """Drops references that would keep frames and traced tensors alive."""
         self.blamed, self.tokens, self.arguments, self.filled, self.containers = None, [], None, None, {}
-        self.inputs, self.generators = [], []
+        self.inputs, self.generators, self.versions = [], [], []
         self.ends = set()
         self.entered = self.left = self.made = self.begins = self.traced = self.runs = self.ran = _nothing
 
@@ -516,79 +548,3 @@ def eagerly() -> Iterator[None]:
             yield
     finally:
         EXPORTER_GLOBALS.in_onnx_export = exporting
-
-
-# --- where calls are met ----------------------------------------------------------------------------------------------
-
-
-def _active() -> Regions | Passed | None:
-    regions = getattr(_current, "regions", None)
-    return None if regions is None or not regions.active() else regions
-
-
-def _module_call(original: Callable) -> Callable:
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        regions = _active()
-        if regions is None:
-            return original(module, *args, **kwargs)
-        path = regions.paths.get(id(module))
-        try:
-            if path is not None:
-                return regions.module(module, path, original, args, kwargs)
-            regions.begins()  # an error is of the submodule around
-            regions.stack.append(regions.names.get(id(module), ""))
-            try:
-                result = original(module, *args, **kwargs)
-                regions.traced()
-                return result
-            except Exception as error:
-                regions.blame(error, module)
-                raise
-            finally:
-                regions.stack.pop()
-        finally:
-            regions = None
-
-    return call
-
-
-def _method_call(name: str, original: Callable) -> Callable:
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        regions = _active()
-        label = None if regions is None else regions.methods.get((id(module), name))
-        if regions is None or label is None:
-            return original(module, *args, **kwargs)
-        return regions.method(module, label, original, args, kwargs)
-
-    return call
-
-
-def _replacements(regions: Regions | Passed) -> Iterator[Replacement]:
-    """What meets calls of submodules, and of their methods."""
-    modules = {id(m): m for m in regions.tree.modules.values()}
-    # A layer of transformers begins a checkpoint in a `__call__` of its own.
-    owners = {cls for m in modules.values() for cls in type(m).__mro__ if "__call__" in vars(cls)}
-    for cls in owners:
-        if issubclass(cls, nn.Module):
-            yield Replacement(cls, "__call__", _module_call(original(cls, "__call__")))
-    methods = {
-        (next(cls for cls in type(modules[key]).__mro__ if name in vars(cls)), name) for key, name in regions.methods
-    }
-    for cls, name in methods:
-        yield Replacement.around(cls, name, functools.partial(_method_call, name))
-
-
-@contextmanager
-def recording(regions: Regions | Passed) -> Iterator[None]:
-    """Inside, in this thread, calls of functions, submodules and their methods go to ``regions``, when it is active."""
-
-    def met(cls: type, forward: Callable, args: tuple, kwargs: dict, grad: bool) -> tuple[Any, Callable | None] | None:
-        regions = _active()
-        return None if regions is None else regions.function(cls, forward, args, kwargs, grad)
-
-    before, _current.regions = getattr(_current, "regions", None), regions
-    try:
-        with replaced(_replacements(regions)), autograd_functions.meeting(met):
-            yield
-    finally:
-        _current.regions = before

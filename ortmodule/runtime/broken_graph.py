@@ -23,6 +23,7 @@ from ortmodule.core.dtypes import DTYPES, as_pairs
 from ortmodule.core.errors import CaptureError, Cause, Disagrees, Incomparable, NotInEngine, Raised, Unknown
 from ortmodule.core.names import INPUT, STATE, USED_ON
 from ortmodule.core.onnx_utils import RANDOM, attributes, constants
+from ortmodule.core.weights import weights
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.memory_goal import MemoryGoal
 from ortmodule.engine.session import ENGINE_ERRORS, Session
@@ -33,11 +34,12 @@ from ortmodule.guards.module_tree import Tree
 from ortmodule.host.escapes import changed_by_breaks
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Node, operands_of, specs_of
-from ortmodule.host.opaque_regions import recording
+from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Replayed
 from ortmodule.lowering.graph_cuts import Break, Piece, cut, used_by
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.executable import Flags
+from ortmodule.runtime.parts import parts_of
 from ortmodule.runtime.rng_replay import RngReplay
 from ortmodule.runtime.shared_memory import put
 
@@ -412,11 +414,11 @@ class BrokenGraph(CompiledGraph):
 
 def _check_share(breaks: Any, tree: Tree) -> None:
     """Raises CaptureError where most of the module would be breaks."""
-    tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-    embeddings = {id(m.weight) for m in tree.modules.values() if isinstance(m, tables)}
-    sizes = {id(p): p.numel() for m in tree.modules.values() for p in m.parameters() if id(p) not in embeddings}
-    # Those that are sharded are graphs of their own.
+    sizes = weights(tree.modules.values())
+    # Those that are sharded are graphs of their own, and so are parts.
     inside = {id(p) for node in breaks if node.name not in tree.sharded for p in tree.modules[node.name].parameters()}
+    parted = (path for node in breaks if node.name in tree.caches.parted for path in parts_of(tree, node.name))
+    inside -= {id(p) for path in parted for p in tree.modules[path].parameters()}
     outside = sum(size for key, size in sizes.items() if key in inside)
     if outside > MOST_OUTSIDE * sum(sizes.values()):
         names = ", ".join(dict.fromkeys(node.name for node in breaks))

@@ -7,6 +7,7 @@ often enough to pay, and until its capture fits into the share. Variants that ha
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -93,14 +94,18 @@ class Budget:
         self.seconds = 0.0  # of all of them
         self.first = 0.0  # of those that the bound leaves out
         self.refused = _Seconds()  # calls that PyTorch runs for other reasons
+        self.eager = _Seconds()  # calls that it runs for want of a graph
         self.graphs: list[Variant] = []  # variants that have a graph
         self._waiting: OrderedDict[Hashable, Variant] = OrderedDict()
-        self._gone = 0.0  # seconds of steps of variants that are forgotten
+        self._gone = 0.0  # seconds in the engine of variants that are forgotten
         self._modes: dict[Hashable, float] = {}  # seconds of a mode that has no graph yet; inf: it has one
         self._said: frozenset[str] = frozenset()  # places that a user was told of
         self._mode: Hashable = None  # that is captured first
         self._began = 0.0  # the clock at the begin of the attempt that is under way
         self._passes = 0  # of it
+        self._recapture = False  # the next capture is one that was allowed before
+        self._around: Budget | None = None  # that of the module of which this one is a part
+        self._parts: list[Budget] = []
 
     # --- before a capture ---------------------------------------------------------------------------------------------
 
@@ -111,29 +116,57 @@ class Budget:
             found = Variant(*describe(), elements)
         self._waiting[key] = found
         while len(self._waiting) > MOST_WAITING:
-            self._forget(self._waiting.popitem(last=False)[1])
+            self._waiting.popitem(last=False)
         return found
 
     def ask(self, variant: Variant, mode: Hashable, must: bool = False) -> None:
         """Raises Waits where ``variant`` is not to be captured now. ``mode``: has its first graph for nothing.
         ``must``: PyTorch must not run it."""
         self._mode = None
+        if self._around is not None and not must and not self._around.may_capture_part():
+            raise self._waits(variant, "captures of the parts of a module are to take no more than their share")
         if self._modes.get(mode, 0.0) < UNBOUNDED_SECONDS:
             self._mode = mode
             return
-        if must or self.share == math.inf:
+        if must or self._recapture or self.share == math.inf:
+            self._recapture = False
             return
         expected = self.expected
         if torch.are_deterministic_algorithms_enabled():
             if variant.waited < OFTEN:
                 raise self._waits(variant, f"such a call is captured when it has come {OFTEN} times")
             return
-        steps = self.steps
-        if variant.eager * self.saved < expected:
+        if variant.eager < expected or variant.eager * self.saved < expected:  # to know `saved` takes time
             raise self._waits(variant, "such a call has not come often enough to pay for a capture")
-        if self.bounded_seconds + expected > self.share * steps:
-            spent = f"captures took {self.seconds:.1f} s beside {steps:.1f} s in steps"
+        if not self._fits(expected):
+            spent = f"captures took {self.seconds:.1f} s beside {self.steps:.1f} s in steps"
             raise self._waits(variant, f"{spent}, and may take {self.share:g} of that and the first graph")
+
+    def share_with(self, part: Budget) -> None:
+        """Captures of ``part``, a submodule's that is a graph of its own, its first one too, count as this module's."""
+        part._around = self
+        if part not in self._parts:
+            self._parts.append(part)
+
+    def may_capture_part(self) -> bool:
+        captures = sum(part.captures for part in self._parts)
+        return self._fits(sum(part.seconds for part in self._parts) / captures if captures else 0.0)
+
+    def may_capture_again(self) -> bool:
+        """May another graph take the place of one that there is?"""
+        return self._fits(self.expected)
+
+    def capture_again(self, variant: Variant) -> None:
+        """Another graph is to take the place of the one of ``variant``, now."""
+        self.drop(variant)
+        self._recapture = True
+
+    def _fits(self, seconds: float) -> bool:
+        """May another capture take so long?"""
+        if self.share == math.inf or torch.are_deterministic_algorithms_enabled():
+            return True
+        fits = self.bounded_seconds + seconds <= self.share * self.steps
+        return fits and (self._around is None or self._around._fits(seconds))
 
     def go_on(self, reason: str) -> None:
         """Raises Waits where another pass of the capture that is under way would take too long. ``reason``: of it."""
@@ -152,7 +185,7 @@ class Budget:
 
     def _waits(self, variant: Variant, why: str) -> Waits:
         text = f"there is no graph for it yet: {variant.what}"
-        said = variant.place in self._said or (not variant.place and bool(self._said))
+        said = variant.place in self._said or (not variant.place and bool(self._said)) or self._around is not None
         self._said |= {variant.place}
         advice = "explain() lists what waits, ORTMODULE_CAPTURE_SHARE sets what captures may take"
         return Waits(variant, text, "" if said else f"PyTorch runs some calls: {variant.what}; {why}; {advice}")
@@ -186,7 +219,6 @@ class Budget:
             self._modes[mode] = math.inf if captured else self._modes.get(mode, 0.0) + taken
             self.first += taken
         if not captured:  # it has to come as often once more
-            self._gone += variant.eager
             variant.eager = 0.0
         elif not variant.captured:
             variant.captured = True
@@ -214,10 +246,7 @@ class Budget:
         """Its graph is no more."""
         if variant in self.graphs:
             self.graphs.remove(variant)
-            self._forget(variant)
-
-    def _forget(self, variant: Variant) -> None:
-        self._gone += variant.seconds + variant.eager
+            self._gone += variant.seconds
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
@@ -230,7 +259,7 @@ class Budget:
     def in_pytorch(self, forward: Callable, args: tuple, kwargs: dict[str, Any], reason: NotInEngine) -> Any:
         """``forward(*args, **kwargs)``, with the time that it and its backward take."""
         variant = reason.variant if isinstance(reason, Waits) else None
-        add = self.refused.add if variant is None else lambda seconds: _add_eager(variant, seconds)
+        add = self.refused.add if variant is None else functools.partial(self._add_eager, variant)
         start = clock()
         result = forward(*args, **kwargs)
         add(clock() - start)
@@ -242,6 +271,10 @@ class Budget:
             _watch_backward(result, add)
         return result
 
+    def _add_eager(self, variant: Variant, seconds: float) -> None:
+        variant.eager += seconds
+        self.eager.seconds += seconds
+
     # --- figures ------------------------------------------------------------------------------------------------------
 
     @property
@@ -251,14 +284,15 @@ class Budget:
 
     @property
     def bounded_seconds(self) -> float:
-        """What counts: captures but the first, runs that did not hold."""
-        return self.seconds - self.first + sum(variant.wasted for variant in self.graphs)
+        """What counts: captures but the first, runs that did not hold, and all of these of parts."""
+        of_parts = sum(part.first + part.bounded_seconds for part in self._parts)
+        return self.seconds - self.first + of_parts + sum(variant.wasted for variant in self.graphs)
 
     @property
     def steps(self) -> float:
         """Seconds in steps, forward and backward, in the engine or in PyTorch."""
-        known = sum(v.seconds + v.eager for v in (*self.graphs, *self._waiting.values()))
-        return known + self.refused.seconds + self._gone
+        engine = sum(variant.seconds for variant in self.graphs)
+        return engine + self._gone + self.eager.seconds + self.refused.seconds
 
     @property
     def expected(self) -> float:
@@ -292,10 +326,6 @@ class _Seconds:
 
     def add(self, seconds: float) -> None:
         self.seconds += seconds
-
-
-def _add_eager(variant: Variant, seconds: float) -> None:
-    variant.eager += seconds
 
 
 class _Backward:

@@ -30,6 +30,7 @@ from ortmodule.guards.sharded import has_refused, refuse_parts, waiting
 from ortmodule.guards.surroundings import reads_any
 from ortmodule.host import escapes
 from ortmodule.host.fallback import Fallback
+from ortmodule.host.host_node import varying
 from ortmodule.host.opaque_regions import Opaque
 from ortmodule.lowering import export
 from ortmodule.runtime.broken_graph import BrokenGraph, Interpreter
@@ -57,6 +58,7 @@ class Owner(Protocol):
 
     def state(self) -> ModuleState: ...
     def units(self, tree: Tree) -> dict[str, nn.Module]: ...
+    def inside(self, path: str) -> contextlib.AbstractContextManager: ...
 
 
 class Compiler:
@@ -151,7 +153,12 @@ class Compiler:
         while True:
             begins("capture")
             partition = _partition(call)
-            captured, guards = self._capture_and_guards(call, partition, part)
+            try:
+                captured, guards = self._capture_and_guards(call, partition, part)
+            except NoOtherGraph:
+                if not _without_parts(call.tree):
+                    raise
+                continue
             start = time.perf_counter()
             begins("read")
             try:
@@ -163,6 +170,9 @@ class Compiler:
                 if self.checks:
                     wrong = self_check.difference(captured, call.forward, call.arguments, call.tree, self.owner.tuning)
                 self.seconds["check"] += time.perf_counter() - start
+                if any([call.tree.vary(path) for path in varying(captured.trace.nodes, wrong)]):
+                    self.owner.budget.go_on(wrong)
+                    continue
                 if captured.loop is not None:
                     checks = LoopCheck(captured, call.forward, call.arguments, call.tree)
                     graph.lengths = Lengths(graph, checks, functools.partial(self._read, guards))
@@ -170,6 +180,8 @@ class Compiler:
                     graph.plan_first(call.shapes)
                 return graph, wrong
             except NoOtherGraph:
+                if _without_parts(call.tree):
+                    continue
                 if not captured.trace.used_on:
                     raise
                 call.tree.caches.cuts = False  # the submodules that use what they put there are left to PyTorch
@@ -220,7 +232,8 @@ class Compiler:
             hooked = call.tree.hooks.keeping(call.state.hooked)
             wrapped = {path: waiting(m) for path, m in call.tree.sharded.items()} | owner.units(call.tree)
             caches, functions = call.tree.caches, owner.config.enable_custom_autograd
-            opaque = Opaque(modules, caches.kinds, functions, hooked, wrapped, caches.cuts)
+            parted = {path: functools.partial(owner.inside, path) for path in caches.parted}
+            opaque = Opaque(modules, caches.kinds, functions, hooked, wrapped, caches.cuts, parted, caches.varying)
             try:
                 return capture(
                     call.forward,
@@ -255,6 +268,13 @@ class Compiler:
         reason.__cause__ = error
         self.owner.fallback.allow(reason)
         self.owner.fallback.done(reason)
+
+
+def _without_parts(tree: Tree) -> bool:
+    """No more submodules are breaks since parts of them are graphs. False: none was."""
+    caches = tree.caches
+    parted, caches.whole, caches.parted = caches.parted, caches.whole | caches.parted, frozenset()
+    return bool(parted)
 
 
 def _guards_of_failure(call: Call) -> Guards | None:

@@ -1,6 +1,6 @@
 """Runs calls of a wrapped module in the captured graph that holds for them, or else in PyTorch.
 
-The order of a call: what its arguments are (:func:`_arguments`), what the module is (:mod:`module_state`), a graph for
+The order of a call: what its arguments are (:func:`flattened`), what the module is (:mod:`module_state`), a graph for
 both (:attr:`Dispatcher.graphs`), the run (:class:`~ortmodule.runtime.compiled_graph.CompiledGraph`). Where there is no
 graph the :class:`~ortmodule.runtime.compiler.Compiler` makes one.
 """
@@ -19,7 +19,7 @@ from torch import nn
 
 from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE
 from ortmodule.capture.filled_caches import MOST_CALLS, FillsCache
-from ortmodule.core import pytree, pytree_tokens, torch_private
+from ortmodule.core import pytree, torch_private
 from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import (
     CallsOwn,
@@ -39,28 +39,25 @@ from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.sharded import is_sharded
-from ortmodule.host.fallback import EVERY_REASON, THREAD, Fallback, inside_assigned
-from ortmodule.host.opaque_regions import recording
+from ortmodule.host.fallback import THREAD, Fallback, inside_assigned
+from ortmodule.host.host_node import varying
+from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime import call_differences, capture_budget
 from ortmodule.runtime.broken_graph import Interpreter
+from ortmodule.runtime.call_arguments import MOST_STRUCTURES, flattened
 from ortmodule.runtime.capture_budget import Budget, Variant, Waits
 from ortmodule.runtime.changing_numbers import Changing, lifted, note
 from ortmodule.runtime.compiled_graph import ASSIGNED, OWN, Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
 from ortmodule.runtime.held_arguments import taken_from_module
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
-from ortmodule.runtime.parts import may_pay, parts_of, without_hooked
+from ortmodule.runtime.parts import Inner, parted
 from ortmodule.runtime.reruns import Reruns
 from ortmodule.runtime.usage import Usage
 from ortmodule.triton_kernels.use import TritonUse
 
 _NOTHING = object()
-#: Structures of arguments that are remembered.
-MOST_STRUCTURES = 1024
-#: Types of arguments that are compared by value.
-_NUMBERS = (bool, int, str, type(None))
-_structures: dict[tuple, pytree.Structure] = {}
 TRANSFORMED = (
     "PyTorch runs calls of this module inside of torch.func transforms and forward-mode differentiation, which look at "
     "its operations"
@@ -118,8 +115,7 @@ class Dispatcher:
         self.states = ModuleStates(module)
         self.interpret, self._wrap = attach.interpret, attach.wrap
         self._units: dict[int, nn.Module] = {}  # submodules that are wrapped, by the ids of the submodules
-        self.parts: dict[str, Any] = {}  # those of a module that PyTorch runs, as ORTModules
-        self._parted: Tree | None = None  # in which they were looked for
+        self.parts = Inner(self._unit)
         self.compiler = Compiler(self)
         self._names: dict[str, frozenset[str]] = {}  # of the parameters of a forward
         self._lock = threading.RLock()
@@ -231,7 +227,7 @@ class Dispatcher:
     def _in_engine(self, args: tuple, kwargs: dict[str, Any], which: str) -> Any:
         if len(kwargs) > 1:
             kwargs = self._in_order(kwargs, which)
-        inputs, arguments = _arguments(args, kwargs)
+        inputs, arguments = flattened(args, kwargs)
         state = self.state()
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
@@ -268,7 +264,7 @@ class Dispatcher:
     def _prepare(self, args: tuple, kwargs: dict[str, Any], which: str) -> tuple[CompiledGraph, Call]:
         with self._lock:
             kwargs = self._in_order(kwargs, which)
-            inputs, arguments = _arguments(args, kwargs)
+            inputs, arguments = flattened(args, kwargs)
             state = self.state()
             if "" in state.hooked:
                 raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
@@ -305,14 +301,17 @@ class Dispatcher:
             refusal = self.fallback.refusal(call.state.epoch, call.key, (call.key, call.shapes))
             if refusal is not None and not isinstance(refusal, NoOtherGraph):
                 raise refusal
-        result, part, _ = self._known(call)
+        tried = list(self.graphs.get(call.key, ()))
+        result, part, misses = self._known(call)
         if result is _NOTHING:
             if refusal is not None:
                 raise refusal
             with self._lock:
-                result, now, misses = self._known(call)  # another thread may have captured it
+                if tried != self.graphs.get(call.key, []):  # another thread may have captured it
+                    result, now, misses = self._known(call)
+                    part = max(part, now)
                 if result is _NOTHING:
-                    result = self._captured(call, max(part, now), misses)
+                    result = self._captured(call, part, misses)
         return result
 
     def _in_order(self, kwargs: dict[str, Any], which: str) -> dict[str, Any]:
@@ -336,18 +335,14 @@ class Dispatcher:
             self._units[id(module)] = unit
         return self._units[id(module)]
 
-    def _parts_for(self, reason: NotInEngine, tree: Tree) -> dict[str, nn.Module]:
-        """Submodules that are graphs of their own where PyTorch runs this one for such a reason."""
-        if self._parted is not tree and (self._parted is not None or may_pay(self.budget, reason)):
-            self._parted, self.parts = tree, {path: self._unit(m) for path, m in parts_of(tree).items()}
-            for unit in self.parts.values():
-                unit._ortmodule.fallback.silent = EVERY_REASON  # PyTorch runs this module, as is said
-        return without_hooked(self.parts)
+    def inside(self, path: str) -> contextlib.AbstractContextManager:
+        """What a call of a submodule runs in that PyTorch runs, and parts of which are graphs of their own."""
+        return self.parts.inside(path, self.state().tree, self.budget)
 
     def _forward_around_units(self, which: str, reason: NotInEngine, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`in_pytorch`; submodules that are sharded, or parts, still are graphs of their own."""
         forward, tree = self.in_pytorch(which), self.state().tree  # a capture that failed has forgotten the latest one
-        units = self.units(tree) if tree.sharded else self._parts_for(reason, tree)
+        units = self.units(tree) if tree.sharded else self.parts.of_whole(reason, tree, self.budget)
         if not units:
             return forward(*args, **kwargs)
         with recording(Diverted(tree, units)):
@@ -508,7 +503,12 @@ class Dispatcher:
             if not isinstance(raised.error, Disagrees) or graph.changes():
                 raise
             # All that it has changed is what hooks change.
-            raise NotInEngine(Cause.TORCH_MODEL, str(raised.error), call.key) from raised.error
+            key = None if self._learn(graph, call, raised.error) else call.key
+            raise NotInEngine(Cause.TORCH_MODEL, str(raised.error), key) from raised.error
+        except NotInEngine as reason:
+            if self._learn(graph, call, reason.__cause__):
+                reason.key = None
+            raise
         except ENGINE_ERRORS as error:
             if not graph.has_effects() and not isinstance(error, MemoryError):
                 graph.check_after_error(call)
@@ -524,6 +524,8 @@ class Dispatcher:
         variant.seconds += capture_budget.clock() - start
         variant.used = start
         self.fallback.reason = None
+        if graph.capture.trace.nodes and (paths := parted(graph.capture.trace.nodes, call.tree)):
+            self._part(graph, paths, call)
         if graph.executables.gpu is not None:
             self.refusals.listen()
         if self.latest is not graph:
@@ -536,6 +538,31 @@ class Dispatcher:
                 self.clusters.tell(graph, call)
         return result
 
+    def _learn(self, graph: CompiledGraph, call: Call, error: BaseException | None) -> bool:
+        """Did ``graph`` fail for a submodule that returns what it is given in some calls? Another one is made, then, as
+        soon as that may be; until then it runs the other calls."""
+        if not isinstance(error, Disagrees) or not (paths := varying(graph.capture.trace.nodes, str(error))):
+            return False
+        for path in paths:
+            call.tree.vary(path)
+        if self.budget.may_capture_again():
+            self._replace(graph, call)
+        return True
+
+    def _part(self, graph: CompiledGraph, paths: frozenset[str], call: Call) -> None:
+        """Another graph takes the place of ``graph``, for which submodules of ``paths`` are graphs of their own."""
+        if self.budget.may_capture_again() and self._replace(graph, call):
+            call.tree.caches.parted |= paths
+
+    def _replace(self, graph: CompiledGraph, call: Call) -> bool:
+        """Forgets ``graph``; the next such call is captured. False: it was forgotten before."""
+        graphs = self.graphs.get(call.key, [])
+        if graph.origin not in graphs:
+            return False
+        graphs.remove(graph.origin)
+        self.budget.capture_again(graph.variant)
+        return True
+
 
 for _method in (Dispatcher.__call__, Dispatcher.call_assigned):
     torch_private.uncompiled(_method, "the engine runs an ORTModule: there is nothing to compile in it")
@@ -547,36 +574,3 @@ def _kind(args: tuple, kwargs: dict[str, Any]) -> tuple | None:
         return pytree.flatten((args, kwargs))[1].without_numbers()
     except Unflattenable:
         return None
-
-
-def _arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], pytree.Structure]:
-    """``pytree.flatten((args, kwargs))``, in one step where all are plain tensors, numbers, text or None.
-
-    Raises NotInEngine for a value that a graph cannot take in.
-    """
-    tensors: list[torch.Tensor] = []
-    tokens: list[Any] = []
-    for value in (*args, *kwargs.values()):
-        cls = type(value)
-        if cls is torch.Tensor and value.layout is torch.strided and not (value.is_neg() or value.is_quantized):
-            tensors.append(value)
-            tokens.append(pytree_tokens.TENSOR)
-        elif cls in _NUMBERS:
-            tokens.append((cls, value))
-        else:
-            break
-    else:
-        key = (len(args), tuple(kwargs), tuple(tokens))
-        structure = _structures.get(key) if len(tensors) == len(set(map(id, tensors))) else None
-        if structure is not None:
-            return tensors, structure
-    count = len(tensors)
-    try:
-        tensors, structure = pytree.flatten((args, kwargs))
-    except Unflattenable as error:
-        raise NotInEngine(Cause.DATA, f"an argument holds {error}") from error
-    if len(tokens) == len(args) + len(kwargs) and len(tensors) == count:
-        if len(_structures) >= MOST_STRUCTURES:
-            _structures.clear()
-        _structures[len(args), tuple(kwargs), tuple(tokens)] = structure
-    return tensors, structure

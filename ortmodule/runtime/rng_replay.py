@@ -24,7 +24,7 @@ from ortmodule.core.torch_private import TorchDispatchMode
 from ortmodule.engine.session import Session
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.host_node import DryCalls, Known, Node
-from ortmodule.host.opaque_regions import recording
+from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Passed
 
 # Random ATen calls -> the operators that stand for them.

@@ -236,7 +236,11 @@ def test_a_public_program(tmp_path, monkeypatch):
     written, page = json.loads((tmp_path / "out.json").read_text()), (tmp_path / "page").read_text()
     assert written["script: Net"]["state"] == "right" and written["script: Net"]["work"] == 1
     assert "lost/main.py is not in the folder of sources" in written["lost: Net"]["right"]
-    assert page.startswith(public_programs.HEAD) and "\n1 models, 1 right, 1 with" in page and "lost" not in page
+    assert (
+        page.startswith(public_programs.HEAD)
+        and "\n1 models, 1 right. 1 have at least 90%" in page
+        and "lost" not in page
+    )
 
 
 def test_the_page_of_public_programs():
@@ -251,7 +255,9 @@ def test_the_page_of_public_programs():
     names = [f"{program}: {model}" for program, model, *_ in table]
     assert names == [name for name in public_rows.ROWS if name in names]
     right = sum(cells[2].startswith("right") for cells in table)
-    reached = [int(cells[3][:-1]) >= 90 and (int(cells[4][:-1]) >= 90 or cells[5] != "–") for cells in table]
-    assert f"\n{len(table)} models, {right} right, {sum(reached)} with at least 90 %" in page
+    reached = [int(cells[3][:-1]) >= 90 and int(cells[4][:-1]) >= 90 for cells in table]
+    assert f"\n{len(table)} models, {right} right. {sum(reached)} have at least 90% of the calls" in page
+    assert f"\nengine. {sum(cells[5] != '–' for cells in table)} have islands: " in page
+    assert page.count("\n- ") == len(table) - sum(reached), "those with less are named"
     for _, model, _, calls, _, islands, why in table:
         assert why != "–" or islands != "–" or int(calls[:-1]) >= 90, f"{model}: why does PyTorch run it?"
