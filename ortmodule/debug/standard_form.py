@@ -26,7 +26,8 @@ class _Writer:
     """The nodes that take the place of one."""
 
     def __init__(self, node: onnx.NodeProto) -> None:
-        self.node, self.nodes, self.a = node, [], attributes(node)
+        self.node, self.a = node, attributes(node)
+        self.nodes: list[onnx.NodeProto] = []
         self.made = 0
 
     def __call__(self, kind: str, *inputs: str, last: bool = False, **options: Any) -> str:

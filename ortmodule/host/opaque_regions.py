@@ -11,7 +11,7 @@ import inspect
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -66,7 +66,7 @@ class Opaque:
     def __init__(
         self, modules: dict[str, str], kinds: frozenset[str], functions: bool, hooked: frozenset[str] = frozenset(),
         wrapped: dict[str, Callable] | None = None, cuts: bool = True,
-        parted: dict[str, Callable[[], AbstractContextManager]] | None = None, varying: frozenset[str] = frozenset(),
+        parted: Mapping[str, Callable[[], AbstractContextManager]] | None = None, varying: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         """``functions``: may custom autograd functions become nodes? ``hooked``: submodules with hooks that may keep
         tensors. ``wrapped``: what is called in place of submodules that communicate, by path. ``cuts``: may the graph
