@@ -27,7 +27,8 @@ from ortmodule.debug.onnx_interpreter import evaluate
 from ortmodule.debug.recompute_table import ClusterTable
 from ortmodule.guards.sharded import is_sharded
 from ortmodule.host.fallback import THREAD
-from ortmodule.runtime.dispatcher import Attachments, Dispatcher
+from ortmodule.runtime.attachments import Attachments
+from ortmodule.runtime.dispatcher import Dispatcher
 
 
 class _Forward:

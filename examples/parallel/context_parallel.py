@@ -23,11 +23,11 @@ def train(args, place):
     if args.length % place.ranks:
         raise SystemExit(f"a row of {args.length} tokens cannot be split among {place.ranks} processes")
     torch.manual_seed(0)
-    part, everyone = args.length // place.ranks, distributed.group.WORLD
+    part = args.length // place.ranks
 
     def spread(own):
         """Of [rows, heads, part, numbers] all parts, one behind the other."""
-        return gather(own, gather_dim=2, group=everyone)
+        return gather(own, gather_dim=2, group=distributed.group.WORLD)
 
     model = shared.Model(args, first=place.rank * part, spread=spread).to(place.device)
     model = shared.wrapped(model, args)

@@ -64,13 +64,9 @@ def _difference_alone(
 
 
 def _difference(
-    capture: Capture,
-    forward: Callable,
-    arguments: pytree.Structure,
-    tree: Tree,
-    filled: dict[_Key, torch.Tensor],
+    capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree, filled: dict[_Key, torch.Tensor],
     tuning: Tuning | None,
-) -> str:
+) -> str:  # fmt: skip
     inputs, generators = capture.sample, rng_state.States(False)
     around = changed_by_breaks(tree, capture.trace.nodes)
     drawn = {name.rpartition("::")[2].removesuffix("_") for node in capture.trace.nodes for name in node.aten}

@@ -251,7 +251,7 @@ def _weights_in_engine(module: nn.Module, units: dict[str, Report], nodes: list[
     """``units``: the submodules with graphs of their own. ``nodes``: those of the module's own graph that PyTorch runs;
     None: it runs all but the units."""
     sizes = weights(module.modules())
-    if not sizes:
+    if not any(sizes.values()):  # none, or none that this process has
         return float(nodes is not None)
     own = set(sizes) if nodes is not None else set()
     for node in nodes or ():

@@ -1,6 +1,6 @@
 """Runs calls of a wrapped module in the captured graph that holds for them, or else in PyTorch.
 
-The order of a call: what its arguments are (:func:`flattened`), what the module is (:mod:`module_state`), a graph for
+The order of a call: what its arguments are (:func:`_flattened`), what the module is (:mod:`module_state`), a graph for
 both (:attr:`Dispatcher.graphs`), the run (:class:`~ortmodule.runtime.compiled_graph.CompiledGraph`). Where there is no
 graph the :class:`~ortmodule.runtime.compiler.Compiler` makes one.
 """
@@ -12,14 +12,14 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE
 from ortmodule.capture.filled_caches import MOST_CALLS, FillsCache
-from ortmodule.core import pytree, torch_private
+from ortmodule.core import pytree, pytree_tokens, torch_private
 from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import (
     CallsOwn,
@@ -44,8 +44,7 @@ from ortmodule.host.host_node import varying
 from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime import call_differences, capture_budget
-from ortmodule.runtime.broken_graph import Interpreter
-from ortmodule.runtime.call_arguments import MOST_STRUCTURES, flattened
+from ortmodule.runtime.attachments import Attachments
 from ortmodule.runtime.capture_budget import Budget, Variant, Waits
 from ortmodule.runtime.changing_numbers import Changing, lifted, note
 from ortmodule.runtime.compiled_graph import ASSIGNED, OWN, Call, CompiledGraph
@@ -58,6 +57,10 @@ from ortmodule.runtime.usage import Usage
 from ortmodule.triton_kernels.use import TritonUse
 
 _NOTHING = object()
+#: Structures of arguments that are remembered, and the types of arguments that are compared by value.
+MOST_STRUCTURES = 1024
+_NUMBERS = (bool, int, str, type(None))
+_structures: dict[tuple, pytree.Structure] = {}
 TRANSFORMED = (
     "PyTorch runs calls of this module inside of torch.func transforms and forward-mode differentiation, which look at "
     "its operations"
@@ -70,17 +73,6 @@ class _NotCaptured(Exception):
     def __init__(self, reason: NotInEngine) -> None:
         super().__init__(reason.reason)
         self.reason = reason
-
-
-class Attachments(NamedTuple):
-    """The observers of the debug package; each is made for one dispatcher."""
-
-    observers: Callable[[Dispatcher], Any]  # observers of its runs, or None
-    saver: Callable[[Dispatcher], Any]  # writes its graphs, or None
-    report: Callable[[Dispatcher], object]  # its report, when it is printed
-    clusters: Callable[[Dispatcher], Any]  # says what backward can compute again, or None
-    interpret: Interpreter  # computes nodes of a graph in PyTorch
-    wrap: Callable[[nn.Module, DebugOptions | None, Config | None], nn.Module]  # makes an ORTModule of a sharded one
 
 
 class Dispatcher:
@@ -227,7 +219,7 @@ class Dispatcher:
     def _in_engine(self, args: tuple, kwargs: dict[str, Any], which: str) -> Any:
         if len(kwargs) > 1:
             kwargs = self._in_order(kwargs, which)
-        inputs, arguments = flattened(args, kwargs)
+        inputs, arguments = _flattened(args, kwargs)
         state = self.state()
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
@@ -264,7 +256,7 @@ class Dispatcher:
     def _prepare(self, args: tuple, kwargs: dict[str, Any], which: str) -> tuple[CompiledGraph, Call]:
         with self._lock:
             kwargs = self._in_order(kwargs, which)
-            inputs, arguments = flattened(args, kwargs)
+            inputs, arguments = _flattened(args, kwargs)
             state = self.state()
             if "" in state.hooked:
                 raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
@@ -329,11 +321,10 @@ class Dispatcher:
         return {path: self._unit(m) for path, m in tree.sharded.items() if is_sharded(type(m))}
 
     def _unit(self, module: nn.Module) -> Any:
-        if id(module) not in self._units:
-            unit: Any = self._wrap(module, self.debug, self.given)
+        if (unit := self._units.get(id(module))) is None:
+            unit = self._units[id(module)] = self._wrap(module, self.debug, self.given)
             unit._ortmodule.usage.inner = True
-            self._units[id(module)] = unit
-        return self._units[id(module)]
+        return unit
 
     def inside(self, path: str) -> contextlib.AbstractContextManager:
         """What a call of a submodule runs in that PyTorch runs, and parts of which are graphs of their own."""
@@ -574,3 +565,36 @@ def _kind(args: tuple, kwargs: dict[str, Any]) -> tuple | None:
         return pytree.flatten((args, kwargs))[1].without_numbers()
     except Unflattenable:
         return None
+
+
+def _flattened(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], pytree.Structure]:
+    """``pytree.flatten((args, kwargs))``, in one step where all are plain tensors, numbers, text or None.
+
+    Raises NotInEngine for a value that a graph cannot take in.
+    """
+    tensors: list[torch.Tensor] = []
+    tokens: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        cls = type(value)
+        if cls is torch.Tensor and value.layout is torch.strided and not (value.is_neg() or value.is_quantized):
+            tensors.append(value)
+            tokens.append(pytree_tokens.TENSOR)
+        elif cls in _NUMBERS:
+            tokens.append((cls, value))
+        else:
+            break
+    else:
+        key = (len(args), tuple(kwargs), tuple(tokens))
+        structure = _structures.get(key) if len(tensors) == len(set(map(id, tensors))) else None
+        if structure is not None:
+            return tensors, structure
+    count = len(tensors)
+    try:
+        tensors, structure = pytree.flatten((args, kwargs))
+    except Unflattenable as error:
+        raise NotInEngine(Cause.DATA, f"an argument holds {error}") from error
+    if len(tokens) == len(args) + len(kwargs) and len(tensors) == count:
+        if len(_structures) >= MOST_STRUCTURES:
+            _structures.clear()
+        _structures[len(args), tuple(kwargs), tuple(tokens)] = structure
+    return tensors, structure
