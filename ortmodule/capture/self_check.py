@@ -64,9 +64,8 @@ def _difference_alone(
 
 
 def _difference(
-    capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree, filled: dict[_Key, torch.Tensor],
-    tuning: Tuning | None,
-) -> str:  # fmt: skip
+    capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree, filled: _Filled, tuning: Tuning | None
+) -> str:
     inputs, generators = capture.sample, rng_state.States(False)
     around = changed_by_breaks(tree, capture.trace.nodes)
     drawn = {name.rpartition("::")[2].removesuffix("_") for node in capture.trace.nodes for name in node.aten}
@@ -127,7 +126,7 @@ def _difference(
 
 
 def _feeds(
-    names: Sequence[str], inputs: Sequence[torch.Tensor], tree: Tree, filled: dict[_Key, torch.Tensor]
+    names: Sequence[str], inputs: Sequence[torch.Tensor], tree: Tree, filled: _Filled
 ) -> list[torch.Tensor]:
     """What a graph's inputs of these ``names`` are."""
     found = [
@@ -142,7 +141,8 @@ def _feeds(
 _Key = tuple[int, int, torch.Size]  #: where a parameter lies, in which memory, and how large it is
 
 
-class _Elsewhere(Exception):
+class _Elsewher_Filled = dict[_Key, torch.Tensor]  # parameters with other values
+e(Exception):
     """Forward has a parameter from elsewhere than its module."""
 
 
@@ -162,9 +162,9 @@ def _key(tensor: torch.Tensor) -> _Key:
     return memory_of(tensor), tensor.storage_offset(), tensor.shape
 
 
-def _nonzero_parameters(tree: Tree) -> dict[_Key, torch.Tensor]:
+def _nonzero_parameters(tree: Tree) -> _Filled:
     """Other values for parameters of zeros: positive ones, which roots and logarithms have results for."""
-    found: dict[_Key, torch.Tensor] = {}
+    found: _Filled = {}
     for slot in tree.parameters:
         p = slot.get().detach()
         if type(p) is not torch.Tensor or not p.is_floating_point() or not p.numel() or not _is_zero(p):

@@ -106,7 +106,7 @@ class Dispatcher:
         self.refusals = Refusals(self.log)
         self.states = ModuleStates(module)
         self.interpret, self._wrap = attach.interpret, attach.wrap
-        self._units: dict[int, nn.Module] = {}  # submodules that are wrapped, by the ids of the submodules
+        self._units: dict[int, Any] = {}  # submodules that are wrapped, by the ids of the submodules
         self.parts = Inner(self._unit)
         self.compiler = Compiler(self)
         self._names: dict[str, frozenset[str]] = {}  # of the parameters of a forward
