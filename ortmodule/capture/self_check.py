@@ -125,9 +125,7 @@ def _difference(
     return ""
 
 
-def _feeds(
-    names: Sequence[str], inputs: Sequence[torch.Tensor], tree: Tree, filled: _Filled
-) -> list[torch.Tensor]:
+def _feeds(names: Sequence[str], inputs: Sequence[torch.Tensor], tree: Tree, filled: _Filled) -> list[torch.Tensor]:
     """What a graph's inputs of these ``names`` are."""
     found = [
         inputs[int(name.removeprefix(INPUT))] if name.startswith(INPUT) else tree.slots[name.removeprefix(STATE)].get()
@@ -139,10 +137,10 @@ def _feeds(
 # --- parameters that are zeros ----------------------------------------------------------------------------------------
 
 _Key = tuple[int, int, torch.Size]  #: where a parameter lies, in which memory, and how large it is
+_Filled = dict[_Key, torch.Tensor]  #: parameters with other values
 
 
-class _Elsewher_Filled = dict[_Key, torch.Tensor]  # parameters with other values
-e(Exception):
+class _Elsewhere(Exception):
     """Forward has a parameter from elsewhere than its module."""
 
 

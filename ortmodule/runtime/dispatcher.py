@@ -321,10 +321,10 @@ class Dispatcher:
         return {path: self._unit(m) for path, m in tree.sharded.items() if is_sharded(type(m))}
 
     def _unit(self, module: nn.Module) -> Any:
-        if (unit := self._units.get(id(module))) is None:
-            unit = self._units[id(module)] = self._wrap(module, self.debug, self.given)
-            unit._ortmodule.usage.inner = True
-        return unit
+        if id(module) not in self._units:
+            self._units[id(module)] = self._wrap(module, self.debug, self.given)
+            self._units[id(module)]._ortmodule.usage.inner = True
+        return self._units[id(module)]
 
     def inside(self, path: str) -> contextlib.AbstractContextManager:
         """What a call of a submodule runs in that PyTorch runs, and parts of which are graphs of their own."""
