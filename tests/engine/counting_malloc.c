@@ -21,9 +21,7 @@ long most_growth(void) {
 }
 
 /* Bytes that are given now. */
-long held(void) {
-    return __atomic_load_n(&now, __ATOMIC_RELAXED);
-}
+long held(void) { return __atomic_load_n(&now, __ATOMIC_RELAXED); }
 
 static void *taken(void *p) {
     if (!p) return p;
