@@ -385,7 +385,7 @@ def tuning_set(product_class: str, way: str, /) -> None:
     """Products of that class go that way from now on, where they can; ValueError for other names."""
 
 def tuning_clear() -> None:
-    """Forgets the table of ways, the algorithms of cuBLASLt and cuDNN, and which of torch's attention kernels failed."""
+    """Forgets the table of ways, algorithms of cuBLASLt and cuDNN, and which of torch's attention kernels failed."""
 
 def tuning_uses() -> dict[str, int]:
     """{way: how many products of this process went it because the table says so}."""
