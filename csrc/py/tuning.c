@@ -147,7 +147,7 @@ PyObject *core_cuda_tune(PyObject *module, PyObject *args) {
     module_state *m = state_of(module);
     PyObject *object, *memory = Py_None, *rows = NULL;
     unsigned long long stream = 0;
-    measuring t = {.products = true};
+    measuring t = {0};
     int math, device, products = true, convolutions = false;
     int64_t bytes = 0;
     void *at = NULL;

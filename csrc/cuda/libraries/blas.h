@@ -6,9 +6,6 @@
 #include "cuda/libraries/blas_choice.h"
 #include "gemm/gemm_product.h"
 
-/* Bytes that divide the address of the workspace: with less the library may find out when it is started, or not. */
-enum { BLAS_WORK_ALIGNED = 256 };
-
 /* What is added to a product. */
 typedef enum addend_kind {
     ADD_NOTHING,

@@ -18,7 +18,8 @@ typedef struct measuring {
     int n_convolutions;          /* that were measured */
 } measuring;
 
-enum { MEASURE_ALIGNED = 256, MEASURE_MOST = 16 };
+/* Bytes that divide the address of a workspace: with less cuBLASLt may find out when it is started, or not. */
+enum { MEASURE_ALIGNED = 256 };
 
 /* The next place of the memory from *at on, whose address is divided by `aligned` and by no larger power of two, unless
  * `aligned` is at least MEASURE_ALIGNED; NULL while it is counted. */
@@ -30,7 +31,7 @@ MUST_USE status measure_fill(ctx *c, const measuring *m);
 
 /* Starts way `way` once; *refused where the library does not do it. */
 typedef status measure_start(ctx *c, void *arg, int way, bool *refused);
-/* The least seconds of each of `count` ways, at most MEASURE_MOST; 0 where one does not run. */
+/* The least seconds of each of `count` ways; 0 where one does not run. */
 MUST_USE status measure_ways(ctx *c, const measuring *m, int count, measure_start *start, void *arg, double *seconds);
 /* The way to take: the first, the library's best guess, unless another is clearly faster. -1: none runs. */
 int measure_best(const double *seconds, int count);
