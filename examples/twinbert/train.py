@@ -96,12 +96,8 @@ def data_parallel(model, args):
 
 def deepspeed(model, args):
     """The same with ZeRO."""
-    import deepspeed
-    from deepspeed.accelerator import get_accelerator
+    from examples.parallel.deepspeed_zero import set_up
 
-    for name in deepspeed.ops.__compatible_ops__:  # collectives that it would compile first, for minutes
-        deepspeed.ops.__compatible_ops__[name] = False
-    type(get_accelerator()).is_fp16_supported = lambda self: True  # PyTorch computes float16 on any CPU
     config = {
         "train_micro_batch_size_per_gpu": args.batch_size,
         "zero_optimization": {"stage": args.stage},
@@ -113,7 +109,7 @@ def deepspeed(model, args):
         optimizer = FusedAdam(model.parameters(), lr=args.lr, adam_w_mode=AdamWMode.ADAMW_TORCH)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    engine, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    engine, optimizer, _, _ = set_up().initialize(model=model, optimizer=optimizer, config=config)
     if ours:
         FP16_Optimizer(optimizer)
 
