@@ -1,6 +1,6 @@
 /* model.c -- _core.Model: an ONNX model that was read once, from which plans are made for shapes. */
 #include "core/memory.h"
-#include "cuda/host/driver.h"
+#include "cuda/host/compile.h"
 #include "exec/exec.h"
 #include "onnx/read.h"
 #include "plan/compile.h"
@@ -186,13 +186,18 @@ PyDoc_STRVAR(
     "none. A budget counts on it.\n"
     "device: the number of a GPU; -1 is the CPU.");
 
-/* Nothing of a plan is refused when it runs. */
+/* Nothing of a plan is refused when it runs, and its chains have kernels. */
 static status check_there(ctx *c, const plan *p, int device) {
+    chain_list chains = {0};
     cuda_run where;
+    status s;
 
     TRY(cuda_begin(c, device, NULL, &where));
     where.dry = true;
-    return cuda_end(c, &where, exec_check(c, p, &where));
+    where.chains = &chains;
+    s = exec_check(c, p, &where);
+    if (s == OK) s = chains_compile(c, &chains);
+    return cuda_end(c, &where, s);
 }
 
 /* Other threads run meanwhile. */

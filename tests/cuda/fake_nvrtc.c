@@ -10,6 +10,7 @@
 #include "fake.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +35,7 @@ typedef struct program {
 } program;
 
 static int allowed;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what was asked for last: threads compile together */
 static char last_text[1 << 16];
 static const char *const *last_headers, *const *last_names;
 EXPORT void fake_nvrtc_allow(int on);
@@ -82,8 +84,10 @@ int nvrtcCreateProgram(void **out, const char *text, const char *name, int n_hea
     if (!allowed) return CREATION_FAILED;
     if (!(p = calloc(1, sizeof *p)) || !(p->text = strdup(text))) return OUT_OF_MEMORY;
     p->n_headers = n_headers, p->headers = headers, p->names = names;
+    (void)pthread_mutex_lock(&lock);
     (void)snprintf(last_text, sizeof last_text, "%s", text);
     last_headers = headers, last_names = names;
+    (void)pthread_mutex_unlock(&lock);
     fake_hold(1);
     *out = p;
     return SUCCESS;

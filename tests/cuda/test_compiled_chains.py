@@ -96,6 +96,47 @@ def test_a_chain_is_compiled_once(nvrtc):
     assert _core.cuda_chains()["compiled"] == before
 
 
+def many(n, first="Add"):
+    """`n` different chains of a graph, kept apart by products of matrices."""
+    ops, last = [], "x0"
+    for i in range(n):
+        for j, op in enumerate([first, *["Max", "Sub"] * (i // 4 + 1), *(["Mul", "Min", "Div"][: i % 4])]):
+            ops.append((op, f"{last} x0", f"c{i}_{j}", {}))
+            last = f"c{i}_{j}"
+        ops.append(("MatMul", f"{last} x0", f"m{i}", {}))
+        last = f"m{i}"
+    return (torch.float32, [(6, 6)], ops, [last])
+
+
+def test_chains_of_a_plan_are_compiled_together(driver, nvrtc):  # noqa: F811
+    """By several threads: each once, with the bits of single operators; a second plan compiles none."""
+    before = _core.cuda_chains()
+    check(many(12))
+    after = _core.cuda_chains()
+    assert after["compiled"] - before["compiled"] >= 12 and after["reason"] == before["reason"]
+    check(many(12))
+    assert _core.cuda_chains() == after
+    assert not driver.fake_complaint()
+
+
+def test_one_of_several_is_refused(driver, nvrtc):  # noqa: F811
+    """It is interpreted, and compiled with the next plan; the others have their kernels."""
+    for n, first in ((8, "Mul"), (9, "Min"), (10, "Div"), (11, "Max")):
+        before = _core.cuda_chains()["compiled"]
+        chain = many(4, first)
+        alone, _ = step(model(*chain), [tensor := torch.rand(6, 6) + 1], ["pointwise_fusion"])
+        driver.fake_fail_at(n)
+        try:
+            together, _ = step(model(*chain), [tensor], [])
+        finally:
+            driver.fake_fail_at(0)
+        made = _core.cuda_chains()["compiled"] - before
+        assert torch.equal(alone[0], together[0])
+        check(chain)
+        assert made > 2 and _core.cuda_chains()["compiled"] - before == made + 1
+    assert not driver.fake_complaint()
+
+
 def test_every_call_may_fail(driver, nvrtc):  # noqa: F811
     """Without a compiled kernel the interpreter runs; a failure of the driver is an error; nothing is held."""
     failures = 0

@@ -26,6 +26,7 @@ typedef struct cuda_run {
     void *previous;              /* the thread's context before */
     const uint64_t *seed;        /* where kernels find the run's seed; NULL: it goes with each of them */
     struct measuring *measuring; /* of a dry run: what it measures besides (cuda/libraries/measure.h), or NULL */
+    struct chain_list *chains;   /* of a dry run: where it lists the chains to compile (compile.h), or NULL */
 } cuda_run;
 
 /* Sets `out` up: the device opened when it was not, its context current. E_UNSUPPORTED where there is no such device
