@@ -10,6 +10,7 @@
 ORTMODULE_BUILD=dir   test the package built there (a sanitized build) instead of the installed one
 """
 
+import functools
 import gc
 import os
 import random
@@ -25,7 +26,7 @@ import pytest
 import torch
 
 from tests.both_ends import BothEnds
-from tests.selection import COLLECTED, FAST, sample, waits
+from tests.selection import COLLECTED, FAST, sample, waiting
 
 BUILD = os.environ.get("ORTMODULE_BUILD")
 DEADLINE = pytest.StashKey[float | None]()
@@ -105,7 +106,7 @@ def pytest_configure(config):
 
         end = "back" if config.getoption("--from-back") else "front"
         path = f"{config.getoption('--ran')}-{end}"
-        config.pluginmanager.register(Ran(path, lambda item: _is_left_out(config, item) or _waits(config, item)))
+        config.pluginmanager.register(Ran(path, functools.partial(_left_out, config)))
     for end in "front", "back":
         if file := config.getoption(f"--from-{end}"):
             config.pluginmanager.register(BothEnds(file, end == "back", _indivisible))
@@ -147,13 +148,22 @@ def _is_left_out(config, item):
     return emulated and not config.getoption("--full") and item.get_closest_marker("emulated_full") is not None
 
 
-def _waits(config, item):
-    """For --full."""
+def _for_full(config, items):
+    """Those of ``items`` that only --full runs."""
     if config.getoption("--full"):
-        return False
-    all_alike = torch.cuda.is_available()  # a GPU is quick, and seldom there
-    # (keywords have the names of folders, too)
-    return item.get_closest_marker("full") is not None or waits(item.nodeid) and not all_alike
+        return set()
+    full = {
+        item for item in items if item.get_closest_marker("full") is not None
+    }  # (keywords have names of folders, too)
+    if torch.cuda.is_available():  # a GPU is quick, and seldom there
+        return full
+    names = waiting([item.nodeid for item in items if item not in full])
+    return full | {item for item in items if item.nodeid in names}
+
+
+def _left_out(config, items):
+    """Those of ``items`` that this run does not take."""
+    return {item for item in items if _is_left_out(config, item)} | _for_full(config, items)
 
 
 def _keep(config, items, chosen):
@@ -165,10 +175,11 @@ def _keep(config, items, chosen):
 
 def pytest_collection_modifyitems(config, items):
     config.stash[COLLECTED] = [item.nodeid for item in items if item.get_closest_marker("full") is None]
+    for_full = _for_full(config, items)
     _keep(config, items, [item for item in items if not _is_left_out(config, item)])
-    waiting = len(items)
-    _keep(config, items, [item for item in items if not _waits(config, item)])
-    config.stash[WAITING] = waiting - len(items)
+    possible = len(items)
+    _keep(config, items, [item for item in items if item not in for_full])
+    config.stash[WAITING] = possible - len(items)
     if config.getoption("--fast"):
         _keep(config, items, sample(items))
     if config.getoption("--share"):

@@ -2,13 +2,15 @@
 
     python -m tests.stages [--full] FILE...    files of pytest's --ran and --resume; fails for tests that are missing
 
-In a file of --ran a line is an outcome, a reason and a test; in one of --resume a test that has passed.
+In a file of --ran a line is an outcome, a reason (of a test that has run its seconds) and a test; in one of --resume a
+test that has passed. The tests that have taken longest are listed, too.
 """
 
 import argparse
 import re
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,8 @@ class Ran:
     """Writes down what a run of pytest collects, runs and skips."""
 
     def __init__(self, path, left_out):
-        self.path, self.left_out = Path(path), left_out
+        self.path, self.left_out = Path(path), left_out  # those of a list of tests that this run does not take
+        self.seconds = 0.0  # that the test has taken so far
         self.file = self.path.open("a", buffering=1)  # noqa: SIM115  (closed when the run ends)
 
     def pytest_unconfigure(self):
@@ -54,13 +57,15 @@ class Ran:
 
     @pytest.hookimpl(tryfirst=True)  # before others leave any out
     def pytest_collection_modifyitems(self, items):
+        left_out = self.left_out(items)
         for item in items:
-            self.write(*((SKIPPED, ONLY_FULL) if self.left_out(item) else (COLLECTED, "")), item.nodeid)
+            self.write(*((SKIPPED, ONLY_FULL) if item in left_out else (COLLECTED, "")), item.nodeid)
 
     def pytest_runtest_logreport(self, report):
+        self.seconds = report.duration + (0 if report.when == "setup" else self.seconds)
         if not report.skipped or hasattr(report, "wasxfail"):
             if report.when == "call" or report.failed:
-                self.write(RAN, "", report.nodeid)
+                self.write(RAN, f"{self.seconds:.2f}", report.nodeid)
         else:
             self.write(SKIPPED, str(report.longrepr[2]).removeprefix("Skipped: "), report.nodeid)
 
@@ -83,6 +88,18 @@ def missing(lines, full):
     return found, len(ran)
 
 
+def slowest(lines):
+    """(seconds, test, cases) of the tests that took longest, all their cases together."""
+    seconds, cases = Counter(), Counter()
+    for line in lines:
+        outcome, _, rest = line.rstrip("\n").partition("\t")
+        if outcome == RAN and (took := rest.partition("\t")[0]):
+            test = rest.partition("\t")[2].partition("[")[0]
+            seconds[test] += float(took)
+            cases[test] += 1
+    return [(took, test, cases[test]) for test, took in seconds.most_common(MOST)]
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
@@ -92,6 +109,8 @@ def main(arguments=None):
     found, ran = missing(lines, options.full)
     for reason, tests in found.items():
         print(f"{len(tests)} tests are run by no stage ({reason}):", *tests[:MOST], sep="\n  ")
+    for took, test, cases in slowest(lines):
+        print(f"{took:7.1f} s {test} ({cases} cases)")
     print(f"{ran} tests were run by a stage or more")
     return 1 if found or not ran else 0
 

@@ -44,14 +44,14 @@ class ConversionCalls:
         self._asked.add(code)
         if not any(_calls(code)):
             return False
+        # A comprehension or an inner function is made anew in each call, from the code of what is around it.
         while frame is not None:
-            contains_it = any(each is code for each in all_of(frame.f_code))
-            if contains_it and (fitting := [f for f in _functions_of(frame) if not _NAMES.keys() & f.__globals__]):
+            if any(each is code for each in all_of(frame.f_code)):
+                fitting = [f for f in _functions_of(frame) if not _NAMES.keys() & f.__globals__]
                 self.functions += [f for f in fitting if not any(f is known for known in self.functions)]
-                self._found = True
-                return True
+                self._found |= bool(fitting)
             frame = frame.f_back
-        return False
+        return self._found
 
     def new(self) -> bool:
         """Have there been such calls since this was asked last?"""

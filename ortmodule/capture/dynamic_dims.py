@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,16 +26,14 @@ from ortmodule.capture.scalar_guards import line_of_error
 from ortmodule.capture.trace import trace
 from ortmodule.capture.trace_comparison import difference, hide_sizes, located
 from ortmodule.capture.trace_record import Trace, Write
+from ortmodule.capture.trace_sizes import BATCH, Dim, Dims, Sizes
 from ortmodule.core import pytree, torch_private
 from ortmodule.core.errors import CaptureError, ExportError, MissingPrivate, NotTraceable, Unclear
 from ortmodule.core.names import STATE
-from ortmodule.core.tensor_copies import with_attributes
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.opaque_regions import Opaque
 from ortmodule.lowering import export
 
-Dim = tuple[int, int]  # (tensor, dimension)
-SHORT = 8  # lengths are cut to this for tracing
 SMALL, ROWS, WHOLE = range(3)  # how much of a batch is traced
 #: What is tried for another trace with numbers from data: (the step between equal numbers, other sizes and rows).
 WAYS = ((DOWN, False), (UP, False), (DOWN, True))
@@ -82,40 +79,6 @@ class Capture:
         return replace(self, model=model, trace=trace, pinned=pinned, traces=0, seconds=0.0, sample=[], loop=None)
 
 
-@dataclass
-class _Sizes:
-    """Sizes to trace at, and where each row begins: other values for another trace."""
-
-    lengths: dict[Dim, int]
-    shift: bool = False
-    varied: frozenset[Dim] = field(default=frozenset())
-    other_rows: frozenset[Dim] = field(default=frozenset())  # dimensions in which the second takes the first's place
-    kept: frozenset[int] = field(default=frozenset())  # tensors of which the first rows are taken in any case
-
-    def cut(self, tensors: Sequence[torch.Tensor], numbers: frozenset[int]) -> list[torch.Tensor]:
-        """``numbers``: those of ``tensors`` that are Python numbers of the caller's."""
-        return [self._another(t) if i in numbers else self._cut_one(i, t) for i, t in enumerate(tensors)]
-
-    def _another(self, number: torch.Tensor) -> torch.Tensor:
-        if not self.shift:
-            return number.clone()
-        return number + 1 if number.dtype == torch.int64 else number * 0.9375 + (number == 0) * 0.0625
-
-    def _cut_one(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
-        part, shift = tensor.detach(), self.shift and index not in self.kept
-        for d, size in enumerate(tensor.shape):
-            length = self.lengths[index, d]
-            first = size - length if shift and length < size else 1 if shift and (index, d) in self.varied else 0
-            if (length, first) != (size, 0):
-                part = part.index_select(d, (torch.arange(length, device=part.device) + first) % size)
-            if (index, d) in self.other_rows and length > 1:
-                part = part.index_select(d, torch.arange(length, device=part.device).clamp(min=1))
-        if self.shift and not self.varied and part.is_floating_point() and part.dim():
-            part = part.roll(1, -1)
-        part = part.clone() if part is tensor or part.data_ptr() == tensor.data_ptr() else part
-        return with_attributes(part.requires_grad_(tensor.requires_grad), tensor)
-
-
 def capture(
     forward: Callable, module: nn.Module, tree: Tree, arguments: pytree.Structure, tensors: Sequence[torch.Tensor],
     opset: int, opaque: Opaque, part: int = SMALL, rewritten: bool = True,
@@ -133,7 +96,7 @@ def capture(
     except MissingPrivate as error:
         raise CaptureError(str(error)) from None
 
-    def at(sizes: _Sizes, from_data: Numbers, high: bool = False) -> Trace:
+    def at(sizes: Sizes, from_data: Numbers, high: bool = False) -> Trace:
         nonlocal made
         made += 1
         try:
@@ -148,7 +111,7 @@ def capture(
             text = f"{type(error).__name__}: {first}" + (f" (a trace fails at {place})" if place else "")
             raise _blaming(_Failed(text), getattr(error, "submodule", None)) from error
 
-    dims, model = _Dims(tensors, len(tree.resized_tensors()[0]), tree.ranks), None
+    dims, model = Dims(tensors, len(tree.resized_tensors()[0]), tree.ranks), None
     with export.CAPTURING:
         while model is None:
             loops = opset if rewritten and part == SMALL else None
@@ -172,7 +135,7 @@ def capture(
 
 
 def _exported(
-    dims: _Dims, first: Trace, second: Trace, varied: frozenset[Dim], opset: int
+    dims: Dims, first: Trace, second: Trace, varied: frozenset[Dim], opset: int
 ) -> tuple[onnx.ModelProto | None, dict[int, View]]:
     """The graph of two traces that agree, and which of its outputs are views. None: fewer dimensions may vary."""
     hide_sizes(first, second)
@@ -216,7 +179,7 @@ def _settled(found: Trace) -> Iterator[None]:
 _Agreed = tuple[Trace, Trace, frozenset[Dim], "_Short | None"]
 
 
-def _two_traces(at: Callable[..., Trace], dims: _Dims, part: int, tree: Tree, opset: int | None) -> _Agreed:
+def _two_traces(at: Callable[..., Trace], dims: Dims, part: int, tree: Tree, opset: int | None) -> _Agreed:
     """Two traces that agree, and the dimensions whose sizes differ between them. ``opset``: where a loop over a length
     may be captured at short lengths, that of the graphs; the last part of the result, unless there is none."""
     numbers = Numbers()
@@ -230,7 +193,7 @@ def _two_traces(at: Callable[..., Trace], dims: _Dims, part: int, tree: Tree, op
 
 
 def _two_with(
-    at: Callable[..., Trace], dims: _Dims, part: int, tree: Tree, opset: int | None, numbers: Numbers
+    at: Callable[..., Trace], dims: Dims, part: int, tree: Tree, opset: int | None, numbers: Numbers
 ) -> _Agreed:
     first, sizes = _first(lambda sizes: at(sizes, numbers), dims, part)
     with _settled(first):
@@ -241,20 +204,20 @@ class _Short:
     """Traces of a module with a loop over the dimensions ``group``, at short lengths."""
 
     def __init__(
-        self, at: Callable[..., Trace], dims: _Dims, lengths: dict[Dim, int], varied: frozenset[Dim],
+        self, at: Callable[..., Trace], dims: Dims, longest: Sizes, varied: frozenset[Dim],
         group: frozenset[Dim], opset: int, numbers: Numbers,
     ) -> None:  # fmt: skip
         """Raises Unrepeatable where there is no such loop."""
-        self._at, self._dims, self._lengths, self._varied, self._group = at, dims, lengths, varied, group
+        self._at, self._dims, self._longest, self._varied, self._group = at, dims, longest, varied, group
         self._opset, self._numbers = opset, numbers
         self.traces: list[tuple[Trace, Trace]] = []
         self.views: dict[int, View] = {}
         self.replaced: dict[str, int] = {}
-        self.loop, self.first, self.model = look(self._exported, group, {dim: lengths[dim] for dim in varied})
+        self.loop, self.first, self.model = look(self._exported, group, {dim: longest.lengths[dim] for dim in varied})
         self.second = self.traces[0][1]
 
-    def _sizes(self, n: int) -> _Sizes:
-        return _Sizes(self._lengths | dict.fromkeys(self._group, n))
+    def _sizes(self, n: int) -> Sizes:
+        return self._dims.sized(self._longest.lengths | dict.fromkeys(self._group, n), bool(self._longest.packed))
 
     def _exported(self, n: int) -> tuple[Trace, onnx.ModelProto]:
         sizes = self._sizes(n)
@@ -280,7 +243,7 @@ class _Short:
 
 
 def _short(
-    at: Callable[..., Trace], dims: _Dims, sizes: _Sizes, varied: frozenset[Dim], unlike: list[frozenset[Dim]],
+    at: Callable[..., Trace], dims: Dims, sizes: Sizes, varied: frozenset[Dim], unlike: list[frozenset[Dim]],
     opset: int, numbers: Numbers,
 ) -> _Short | None:  # fmt: skip
     """A loop over dimensions that do not vary. ``unlike``: dimensions with whose sizes the number of nodes varies."""
@@ -289,12 +252,12 @@ def _short(
             continue
         lengths = {dim: sizes.lengths[dim] if dim in varied else size for dim, size in dims.given.items()}
         with contextlib.suppress(Unrepeatable):
-            return _Short(at, dims, lengths, varied, group, opset, numbers)
+            return _Short(at, dims, replace(sizes, lengths=lengths), varied, group, opset, numbers)
     return None
 
 
 def _most_that_vary(
-    dims: _Dims, sizes: _Sizes, second: Callable[[frozenset[Dim]], Trace | None], tried: set[frozenset[Dim]]
+    dims: Dims, sizes: Sizes, second: Callable[[frozenset[Dim]], Trace | None], tried: set[frozenset[Dim]]
 ) -> tuple[Trace | None, frozenset[Dim]]:
     """A trace that agrees with the first, at as many other sizes as there is one for; None: at none.
 
@@ -323,7 +286,7 @@ def _most_that_vary(
 
 
 def _agreeing(
-    at: Callable[..., Trace], dims: _Dims, tree: Tree, first: Trace, sizes: _Sizes, opset: int | None,
+    at: Callable[..., Trace], dims: Dims, tree: Tree, first: Trace, sizes: Sizes, opset: int | None,
     numbers: Numbers,
 ) -> _Agreed:  # fmt: skip
     """As :func:`_two_traces`. ``first``: made at ``sizes``, before what forward sets once was there."""
@@ -371,7 +334,7 @@ def _agreeing(
         pinned = {dim: size for dim, size in dims.given.items() if dim not in varied}
         if other is not None and all(sizes.lengths[dim] == size for dim, size in pinned.items()):
             return first, other, varied, None
-        sizes = _Sizes(sizes.lengths | pinned)
+        sizes = dims.sized(sizes.lengths | pinned, bool(sizes.packed))
         try:
             first = at(sizes, numbers)
             other = second(varied) if not first.settled else None
@@ -383,7 +346,7 @@ def _agreeing(
         varied = varied if other is not None else frozenset()
 
 
-def _at_one_of(sizes: Sequence[_Sizes], at: Callable[[_Sizes], Trace]) -> Trace:
+def _at_one_of(sizes: Sequence[Sizes], at: Callable[[Sizes], Trace]) -> Trace:
     """A trace at the first of these that there is one for. Raises _Failed."""
     *preferred, last = sizes
     for each in preferred:
@@ -409,14 +372,10 @@ def _views(first: Trace, other: Trace) -> dict[int, View]:
     return agreed(first.views, other.views, [(write.target.kind, write.target.key) for write in first.writes])
 
 
-def _first(at: Callable[..., Trace], dims: _Dims, part: int) -> tuple[Trace, _Sizes]:
-    tried: list[_Sizes] = []
+def _first(at: Callable[..., Trace], dims: Dims, part: int) -> tuple[Trace, Sizes]:
     cause: _Failed | None = None
     try:
-        for sizes in [dims.small(), dims.rows(), dims.whole()][part:]:
-            if sizes in tried:
-                continue
-            tried.append(sizes)
+        for sizes in dims.first_sizes(part):
             try:
                 return at(sizes), sizes
             except _Failed as error:
@@ -435,137 +394,3 @@ def _check_own_writes(model: onnx.ModelProto, writes: Sequence[Write]) -> None:
     for write in writes:
         if write.target.kind != "state" or STATE + write.target.key not in covered:
             raise CaptureError(f"forward changes {write.target.kind} {write.target.key} in a way that is not traced")
-
-
-# --- which sizes ------------------------------------------------------------------------------------------------------
-
-BATCH, LENGTH, SPACE, FEATURE = range(4)  # what a dimension probably is; nothing but the order of attempts rests on it
-
-
-class _Dims:
-    """The dimensions of the inputs, in groups that have one size and so probably vary together."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor], resized: int = 0, ranks: int = 1) -> None:
-        """``resized``: how many of ``tensors``, the last ones, are the module's. ``ranks``: among so many dimensions
-        may be split."""
-        self.ranks = ranks
-        self.given: dict[Dim, int] = {(i, d): n for i, t in enumerate(tensors) for d, n in enumerate(t.shape)}
-        self.count = len(tensors) - resized
-        firsts = Counter(t.shape[0] for t in tensors[: self.count] if t.dim())
-        self.batch = firsts.most_common(1)[0][0] if firsts else 0
-        self.kind = {
-            (i, d): self._kind(tensors[i], d) if i < self.count else _kind_in_table(tensors[i].shape, d)
-            for i, d in self.given
-        }
-        self.pinned = FEATURE + 1  # kinds from this on are not varied
-        #: Integers that begin with 0 and do not get smaller: offsets of bags or graphs, which no other row may begin.
-        self.rising = frozenset(i for i, t in enumerate(tensors) if _rises(t))
-        self.equal: list[frozenset[Dim]] = []  # dimensions whose sizes are equal in every trace
-        self.together = True  # is it tried whether dimensions may vary while they are equal?
-
-    def _kind(self, tensor: torch.Tensor, d: int) -> int:
-        if d == 0:
-            return BATCH if tensor.shape[0] == self.batch else LENGTH
-        if not tensor.is_floating_point():
-            return LENGTH
-        if tensor.dim() >= 4:
-            return FEATURE if d == 1 else SPACE
-        return LENGTH if (tensor.dim(), d) == (3, 1) else FEATURE
-
-    def small(self) -> _Sizes:
-        """A batch of two, even of one, and lengths of at most SHORT."""
-        return self._cut({BATCH: lambda n: 2, LENGTH: lambda n: min(n, SHORT)})
-
-    def rows(self) -> _Sizes:
-        """A batch of at most two."""
-        return self._cut({BATCH: lambda n: min(n, 2)})
-
-    def whole(self) -> _Sizes:
-        """As given."""
-        return _Sizes(dict(self.given))
-
-    def _cut(self, by_kind: dict[int, Callable[[int], int]]) -> _Sizes:
-        """Dimensions of one size stay equal: the first of their kinds decides."""
-        kind: dict[int, int] = {}
-        for dim, n in self.given.items():
-            kind[n] = min(self.kind[dim], kind.get(n, FEATURE))
-        return _Sizes({dim: by_kind.get(kind[n], int)(n) for dim, n in self.given.items()})
-
-    def groups(self, sizes: _Sizes) -> list[frozenset[Dim]]:
-        """Dimensions of one size: they probably vary together. The batch comes first, features last."""
-        found: dict[int, list[Dim]] = {}
-        for dim, size in sizes.lengths.items():
-            if size > 1 and self.kind[dim] < self.pinned:
-                found.setdefault(size, []).append(dim)
-        return [frozenset(g) for g in sorted(found.values(), key=lambda g: min(self.kind[d] for d in g))]
-
-    def parts(self, group: frozenset[Dim]) -> list[frozenset[Dim]]:
-        """A group, and its dimensions of each kind: their sizes may be equal by accident."""
-        kinds = sorted({self.kind[dim] for dim in group})
-        if len(kinds) == 1:
-            return [group]
-        return [group, *(frozenset(d for d in group if self.kind[d] == kind) for kind in kinds)]
-
-    def probe(
-        self, sizes: _Sizes, varied: frozenset[Dim], otherwise: bool = False, keeping: bool = False
-    ) -> _Sizes:  # fmt: skip
-        """Other sizes for the dimensions that vary, other values for all. ``otherwise``: longer, and a batch that stays
-        as large as it is loses its first row. ``keeping``: those that rise begin as they do, and nothing is longer
-        than it is in the call."""
-        new = dict(sizes.lengths)
-        for dim in varied:
-            kind = next((min(self.kind[d] for d in group) for group in self.equal if dim in group), self.kind[dim])
-            size = sizes.lengths[dim]
-            # A table that is larger than the call needs it stays so.
-            alone = all(i >= self.count for (i, d), n in sizes.lengths.items() if n == size and (i, d) in varied)
-            new[dim] = _other(size, LENGTH if alone else kind, otherwise or alone)
-            if self.ranks > 1 and size % self.ranks == 0:
-                down = new[dim] // self.ranks * self.ranks
-                new[dim] = down if down and new[dim] < size else -(-new[dim] // self.ranks) * self.ranks
-                new[dim] += self.ranks if new[dim] == size else 0
-            if keeping:
-                new[dim] = min(new[dim], self.given[dim])
-        rows = {dim for dim in new if self.kind[dim] == BATCH and dim not in varied} if otherwise else ()
-        kept = self.rising if keeping else frozenset()
-        return _Sizes(new, shift=True, varied=varied, other_rows=frozenset(rows), kept=kept)
-
-    def probes(self, sizes: _Sizes, varied: frozenset[Dim], otherwise: bool) -> list[_Sizes]:
-        """What is tried, in this order."""
-        ways = (False, True) if self.rising else (False,)
-        return [self.probe(sizes, varied, otherwise, keeping) for keeping in ways]
-
-
-def _kind_in_table(shape: torch.Size, d: int) -> int:
-    """Of a mask all sizes but ones are lengths, of a table of positions all but the last."""
-    return FEATURE if d == len(shape) - 1 and shape[d] not in shape[:d] else LENGTH
-
-
-MOST_OFFSETS = 1 << 20  # looked at for rising: a copy is made of them
-
-
-def _rises(tensor: torch.Tensor) -> bool:
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool or not tensor.dim():
-        return False
-    rows = tensor.detach()
-    return (
-        rows.shape[-1] > 1
-        and 0 < rows.numel() <= MOST_OFFSETS
-        and not rows[..., 0].any()
-        and bool((rows.diff() >= 0).all())
-    )
-
-
-def _other(size: int, kind: int, longer: bool) -> int:
-    """A different size of at least two: a little smaller, since positions may be limited, where that is possible.
-
-    Its half is different, too: what Python computes from a size is to show.
-    """
-    if kind == BATCH:
-        return size + 3
-    if longer:
-        return size + max(2, size // 4)
-    if size < 4:
-        return size + 2
-    if kind == SPACE and size < 64:
-        return size + size // 2
-    return max(2, size * 3 // 4)

@@ -215,6 +215,11 @@ def _quotient_and_rest(a: Any, b: Any) -> tuple[Any, Any]:
     return a // b, a % b
 
 
+def _rounding_whole(read: Callable) -> Callable:
+    """Of a whole number, which is what it is rounded to, but for tens and hundreds (``round(n, -1)``)."""
+    return lambda self, digits=None: self if digits is None or digits >= 0 else read(self, digits)
+
+
 def _rounding(name: str, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Callable:
     """A float's next integer; an int is its own."""
     original = getattr(float, name)
@@ -252,8 +257,8 @@ for _name, _of_tensor in (
     ("__trunc__", torch.trunc), ("__floor__", torch.floor), ("__ceil__", torch.ceil), ("__round__", torch.round),
 ):  # fmt: skip
     setattr(Float, _name, _rounding(_name, _of_tensor))
-for _name in ("__trunc__", "__floor__", "__ceil__"):
-    setattr(Int, _name, lambda self: self)
+for _name in ("__trunc__", "__floor__", "__ceil__", "__round__"):
+    setattr(Int, _name, _rounding_whole(getattr(Int, _name)))
 
 
 # --- torch's functions ------------------------------------------------------------------------------------------------

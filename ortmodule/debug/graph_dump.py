@@ -64,33 +64,28 @@ class Saver:
         parts = graph.parts()
         for number, part in enumerate(parts):
             piece = f"_piece{number}" if len(parts) > 1 else ""
-            for stage, model in _stages(part):
+            for stage, model in _stages(part).items():
                 path = Path(self.folder, f"{self.prefix}_{stage}_{kind}{piece}.onnx")
-                write_whole(path, model)
+                write_whole(path, model.SerializeToString())
 
 
-def _stages(graph: Any) -> list[tuple[str, bytes]]:
-    """(name, ONNX bytes) of the graph's stages, for the shapes that it ran last."""
+def _stages(graph: Any) -> dict[str, onnx.ModelProto]:
+    """The graph's stages by name, for the shapes that it ran last: models of their own."""
     key, executable = next(reversed(graph.plans.items()))
     model, session = executable.session.model, executable.session
     specs, needs, sizes = graph.executables.specs_for(key[0]), graph.needs, executable.sizes
     plain = model.plan(specs, needs, None, ALL_PASSES, sizes)
     before = model.plan(specs, needs, None, session.disabled, sizes, session.padding_unseen)
     ran = executable.plan.onnx()
-    return [
-        (
-            "torch_exported",
-            _bytes(in_standard_form(onnx.load_model_from_string(graph.capture.model.SerializeToString()))),
-        ),
-        ("post_processed", _bytes(in_standard_form(_without_copies(plain.onnx())))),
-        ("optimized_pre_grad", _bytes(name_apart(_without_copies(before.onnx())))),
-        ("optimized", _bytes(name_apart(_without_copies(ran)))),
-        ("execution_model", _bytes(name_apart(onnx.load_model_from_string(ran)))),
-    ]
-
-
-def _bytes(model: onnx.ModelProto) -> bytes:
-    return model.SerializeToString()
+    exported = onnx.ModelProto()
+    exported.CopyFrom(graph.capture.model)
+    return {
+        "torch_exported": in_standard_form(exported),
+        "post_processed": in_standard_form(_without_copies(plain.onnx())),
+        "optimized_pre_grad": name_apart(_without_copies(before.onnx())),
+        "execution_model": name_apart(onnx.load_model_from_string(ran)),
+        "optimized": name_apart(_without_copies(ran)),
+    }
 
 
 def _without_copies(data: bytes) -> onnx.ModelProto:

@@ -1,5 +1,7 @@
 """Numbers that Python takes out of data: one graph for all values, whatever Python does with them."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -207,6 +209,66 @@ class Parts(nn.Module):
 def test_lists_of_lengths(way):
     calls = [(x[:3], n[:3]) for x, n in _calls(VALUES["changing"], 7)][2:]
     _compare(Parts(way), Parts(way), calls)
+
+
+def _in_a_function(y, n):
+    def part(i):
+        return y[i, : int(n[i])].mean(0)
+
+    return torch.stack([part(i) for i in range(y.shape[0])])
+
+
+def _in_a_generator(y, n):
+    def parts():
+        for i in range(y.shape[0]):
+            yield y[i, : round(n[i].item())].mean(0)
+
+    return torch.stack(list(parts()))
+
+
+def _in_two_functions(y, n):
+    def lengths():
+        def one(i):
+            return int(n[i])
+
+        return {i: one(i) for i in range(y.shape[0])}
+
+    return torch.stack([y[i, :k].mean(0) for i, k in lengths().items()])
+
+
+def _length(n, i):
+    return int(n[i])
+
+
+#: Where Python converts a number: code that is made anew in each call is inside of the code around it.
+PLACES = {
+    "list": lambda y, n: torch.stack([y[i, : int(n[i])].mean(0) for i in range(y.shape[0])]),
+    "generator_expression": lambda y, n: torch.stack(tuple(y[i, : int(n[i])].mean(0) for i in range(y.shape[0]))),
+    "dictionary": lambda y, n: sum({i: y[i, : int(n[i])].mean(0) * (i + 1) for i in range(y.shape[0])}.values()),
+    "lambda": lambda y, n: torch.stack(list(map(lambda i: y[i, : int(n[i])].mean(0), range(y.shape[0])))),
+    "loops_in_loops": lambda y, n: torch.stack([y[j, : int(n[j]) + i].sum(0) for i in (0, 1) for j in range(len(y))]),
+    "function": _in_a_function,
+    "generator": _in_a_generator,
+    "functions": _in_two_functions,
+    "helper": lambda y, n: torch.stack([y[i, : _length(n, i)].mean(0) for i in range(y.shape[0])]),
+    "partial": lambda y, n: torch.stack([y[i, : functools.partial(_length, n)(i)].mean(0) for i in range(len(y))]),
+}
+
+
+class Means(nn.Module):
+    def __init__(self, place):
+        super().__init__()
+        torch.manual_seed(0)
+        self.place, self.layer = place, nn.Linear(4, 4)
+
+    def forward(self, x, n):
+        return self.place(self.layer(x), n)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_wherever_it_is_converted(place):
+    calls = [(x[:3], n[:3]) for x, n in _calls(VALUES["changing"])]
+    _compare(Means(PLACES[place]), Means(PLACES[place]), calls)
 
 
 class Graph(nn.Module):

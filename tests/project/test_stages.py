@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import stages
-from tests.selection import COLLECTED, FAMILIES, FAST, ONE_OF, sample, waits
+from tests.selection import CAPTURING, COLLECTED, FAMILIES, FAST, ONE_OF, ONE_OF_MANY, sample, waiting
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -203,9 +203,12 @@ def test_two_processes_share_the_tests(tmp_path):
 def test_what_waits_for_full_is_one_of_several(request):
     """Of each test that is named there is a case in the ordinary run, and one that waits."""
     collected = {}
-    for name in request.config.stash[COLLECTED]:
-        test = name.partition("[")[0]
-        if test in ONE_OF:
-            collected.setdefault(test, set()).add(waits(name))
+    names = request.config.stash[COLLECTED]
+    left = waiting(names)
+    for name in names:
+        collected.setdefault(name.partition("[")[0], []).append(name in left)
     assert all((ROOT / test.partition("::")[0]).exists() for test in ONE_OF)
-    assert all(seen == {True, False} for seen in collected.values()), collected
+    assert all((ROOT / "tests" / folder).is_dir() for folder in CAPTURING)
+    for test, waits in collected.items():
+        many = len(waits) >= min(ONE_OF_MANY) and test.split("/")[1] in CAPTURING
+        assert (set(waits) == {True, False}) if test in ONE_OF or many else not any(waits), test

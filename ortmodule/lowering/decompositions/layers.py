@@ -37,18 +37,36 @@ def _attention(query, key, value, mask=None, dropout=0.0, is_causal=False, scale
     return (F.dropout(weights, dropout) if dropout else weights).to(value.dtype) @ value
 
 
+_OF_REPEATS_ALONE = object()
+
+
 @defines("aten::repeat_interleave")
-def _repeat_interleave(x, repeats, dim=None, output_size=None):
+def _repeat_interleave(x, repeats, dim=_OF_REPEATS_ALONE, output_size=None):
+    if dim is _OF_REPEATS_ALONE:
+        return _numbers_repeated(x, repeats)
     if dim is None:
         x, dim = x.reshape(-1), 0
     dim = dim % x.dim()
     if isinstance(repeats, torch.Tensor) and repeats.numel() > 1:
-        return x.index_select(dim, torch.repeat_interleave(repeats))
+        if output_size is not None:
+            return x.index_select(dim, torch.repeat_interleave(repeats, output_size=output_size))
+        return x.index_select(dim, _numbers_repeated(repeats, None))
     # A number that is computed from sizes is a tensor in the trace, and stays one.
     times = repeats.reshape(()) if isinstance(repeats, torch.Tensor) else repeats
     shape = [*x.shape[:dim], x.shape[dim] * times, *x.shape[dim + 1 :]]
     spread = x.unsqueeze(dim + 1).expand([-1] * (dim + 1) + [times] + [-1] * (x.dim() - dim - 1))
     return spread.reshape(shape)
+
+
+def _numbers_repeated(repeats, output_size):
+    """0, 1, ..., each as often as ``repeats`` says: for each place the number of those that end before it."""
+    if output_size is not None or repeats.dim() != 1:
+        raise Leave("a size of the result that is known before")
+    refused = torch.arange(1).index_select(0, repeats.clamp(max=0))  # what is negative
+    ends = (repeats + refused).cumsum(0)
+    total = ends[-1] if ends.numel() else torch.zeros((), dtype=torch.int64)
+    ended = torch.zeros(total + 1, dtype=torch.int64).index_add(0, ends, torch.ones_like(ends))
+    return ended.cumsum(0)[:-1].to(repeats.dtype)
 
 
 @defines("aten::cross_entropy_loss")
