@@ -1,4 +1,4 @@
-"""Chooses the sizes that a graph is traced at: small parts of the caller's batch, and others for a second trace.
+"""Chooses the sizes of a capture's traces: small parts of the caller's batch, and others for a second trace.
 
 Dimensions of one size probably vary together, and are cut together. Integers that add up to the size of a dimension are
 lengths of what is packed there (`x.split(n.tolist())`), and integers that rise to it from 0 are where its parts begin
