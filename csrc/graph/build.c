@@ -14,7 +14,7 @@
 
 enum { MOST_REPEATED = 4 }; /* operands */
 static const double most_exact = 0x1p52;
-enum { SMALL_CONSTANT = 256, MAX_NUMBERS = 16 };
+enum { SMALL_CONSTANT = 256, MAX_NUMBERS = 128 };
 
 /* What is larger is computed in each run: the result of a node; results of a plan together, but for those that are as
  * small as shapes are. */
@@ -348,20 +348,38 @@ static status element_of(graph *g, value *v, int64_t i, value **out) {
     return v->type == I64 ? OK : emit_with(g, out, "Cast", NODE_ATTRS(INT("to", dtype_table[I64].onnx)), v);
 }
 
+/* E_PENDING for all of these scalars: one prologue finds them, in this order. */
+static status all_pending(graph *g, int count, value **one) {
+    value *at;
+
+    TRY(graph_ints(g, 1, (int64_t[]){1}, &at));
+    for (int i = 0; i < count; i++) TRY(emit(g, &one[i], "Reshape", one[i], at));
+    TRY(graph_emit(g, "Concat", NODE_ATTRS(INT("axis", 0)), count, one, 1, &g->pending));
+    return fail(g->c, E_PENDING, "%d sizes are decided by data", count);
+}
+
 /* A constant with the numbers that `v` holds when this plan runs. */
 static status numbers_of(graph *g, value *v, value **out) {
-    const int64_t count = shape_count(&v->shape);
+    const int count = (int)shape_count(&v->shape);
+    value **unknown, *one;
+    int n_unknown = 0;
 
     TRY(graph_add_constant(g, v->type, &v->shape, NULL, out));
-    for (int64_t i = 0; i < count; i++) {
-        int64_t number;
-        value *one;
+    TRY(NEW(g->c, unknown, count + 1));
+    for (int i = 0; i < count; i++) {
+        int64_t number = 0;
+        bool is_new = true;
         TRY(element_of(g, v, i, &one));
+        status s = OK;
         if (one->data) number = *(const int64_t *)one->data;
-        else TRY(graph_data_size(g, one, &number));
+        else s = graph_data_size(g, one, &number);
+        for (int k = 0; k < n_unknown; k++) is_new = is_new && unknown[k] != one;
+        if (s == E_PENDING && is_new) unknown[n_unknown++] = one;
+        if (s != E_PENDING) TRY(s);
         dtype_set_int(v->type, (void *)(uintptr_t)(*out)->data, i, number);
     }
-    return OK;
+    if (n_unknown > 1) return all_pending(g, n_unknown, unknown);
+    return n_unknown ? fail(g->c, E_PENDING, "a size is decided by data") : OK;
 }
 
 /* `n` with numbers in the place of the operand that was asked for. E_UNSUPPORTED when they cannot be found: the operand

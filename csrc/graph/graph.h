@@ -118,7 +118,7 @@ struct graph {
     int n_sized;      /* of them, those that a value holds (value.sized) */
     const host *host; /* runs nodes of its own, or NULL (graph/host.h) */
     value *asked;     /* the operand whose numbers an inference wants (E_DATA) */
-    value *pending;   /* the value that holds the first size that is not known */
+    value *pending;   /* the value that holds the first size that is not known, or several: a vector */
     int64_t folded,
         fold_most;       /* bytes of results that were computed while the graph was made; 0, or the most of them */
     bool padding_unseen; /* the caller reads no results of tokens that are padding */

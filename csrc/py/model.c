@@ -99,7 +99,7 @@ static int parse_flags(PyObject *list, int count, const char *what, const char *
     return 0;
 }
 
-enum { MOST_SIZES = 256 };
+enum { MOST_SIZES = 1024 };
 
 static int parse_sizes(PyObject *list, int64_t sizes[MOST_SIZES]) {
     Py_ssize_t n = PySequence_Size(list);

@@ -355,7 +355,7 @@ def run_planned(
         if found.probe and calls is not None:
             calls.known.changed()
         else:
-            sizes = (*sizes, int(run.outputs[0].item()))
+            sizes = (*sizes, *run.outputs[0].reshape(-1).tolist())
 
 
 def _tune(tuning: Tuning, plan: _core.Plan, gpu: torch.device | None) -> None:
@@ -518,14 +518,18 @@ class Session:
                 return plan
         return self.model.plan(*given)
 
-    def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> Callable[[], Any]:
-        """Runs a plan that is a ``prologue``. The result says the next size that data decides; on a GPU it waits for
-        the number when it is called, and not for what was started since."""
+    def next_sizes(
+        self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int
+    ) -> Callable[[], tuple[int, ...]]:
+        """Runs a plan that is a ``prologue``. The result says the next sizes that data decides; on a GPU it waits for
+        the numbers when it is called, and not for what was started since."""
         may_read(gpu_of(tensors), prologue)
         run = Run(prologue, tensors, seed)
+        found = run.outputs[0].reshape(-1)
         if run.gpu is None:
-            return run.outputs[0].tolist
-        return _core.read(run.outputs[0], run.gpu.index or 0, stream_of(run.gpu)).value
+            return lambda: tuple(found.tolist())
+        numbers = [_core.read(one, run.gpu.index or 0, stream_of(run.gpu)) for one in found]
+        return lambda: tuple(number.value() for number in numbers)
 
     def calls(self) -> Calls | None:
         """For one run: its nodes that PyTorch runs."""

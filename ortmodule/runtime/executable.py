@@ -155,7 +155,7 @@ class Executables:
                 return plan
             if plan.probe or (calls is not None and any(row[0] in HOST_OPERATORS for row in plan.code())):
                 raise _core.UnsupportedError("PyTorch runs a part of the graph: what it gives is known after a step")
-            sizes = (*sizes, session.next_size(plan, tensors(), 0)())  # a seed that is not drawn: torch's stay
+            sizes = (*sizes, *session.next_sizes(plan, tensors(), 0)())  # a seed that is not drawn: torch's stay
 
     def start(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], joint: bool
@@ -189,13 +189,13 @@ class Executables:
         plans = [self.prepare(shapes, grads, guess[:k], defers=defers) for k in range(len(guess) + 1)]
         if guess and all(prologue.plan.bounded for prologue in plans[:-1]):
             seed = draw_seed() if seed is None and any(found.random for found in plans) else seed
-            counting = [self.session.next_size(prologue.plan, tensors, seed or 0) for prologue in plans[:-1]]
+            counting = [self.session.next_sizes(prologue.plan, tensors, seed or 0) for prologue in plans[:-1]]
             chosen = plans[-1]
             if self._pays(chosen):
                 run = Run(chosen.plan, tensors, seed or 0, self.gpu, graphs=graphs)
             else:  # right for any counts, which may pay in a later step
                 chosen, run = self._start_on_gpu(shapes, grads, tensors, defers - 1, seed)
-            found = tuple(count() for count in counting)
+            found = tuple(number for count in counting for number in count())
             if chosen is not plans[-1] or all(count <= room for count, room in zip(found, guess, strict=True)):
                 self._counts.learn(step, found)
                 return chosen, run
@@ -225,8 +225,8 @@ class Executables:
                 seed = draw_seed()
             if not found.plan.prologue:
                 return found, seed
-            more = self.session.next_size(found.plan, tensors, seed or 0)()
-            found = self.prepare(shapes, grads, (*found.sizes, more), defers=defers)
+            more = self.session.next_sizes(found.plan, tensors, seed or 0)()
+            found = self.prepare(shapes, grads, (*found.sizes, *more), defers=defers)
 
     def run_with(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], seed: int, calls: Calls | None,

@@ -204,7 +204,7 @@ class Trial:
                 Run(plan, given, 0, calls=calls)
                 self.session.plans.clear()
             else:
-                sizes += (self.session.next_size(plan, given, 0)(),)
+                sizes += self.session.next_sizes(plan, given, 0)()
         return plan
 
     def run(self, training=False, tensors=None, seed=0):

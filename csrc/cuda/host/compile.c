@@ -174,7 +174,7 @@ static status add(ctx *c, const wanted_chain *w) {
 
 /* What the compiler says against one is kept as the reason; the interpreter runs it then. */
 static void refused(ctx *c, const char *reason) {
-    (void)snprintf(counts.reason, sizeof counts.reason, "%s", reason);
+    (void)snprintf(counts.reason, sizeof counts.reason, "%.*s", (int)sizeof counts.reason - 1, reason);
     refusal_note(c, "NVRTC", ": a fused chain is interpreted by one kernel for all, which is slower");
 }
 
