@@ -36,12 +36,13 @@ import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 import torch
+from torch import nn
 
-from ortmodule.capture import held_generators, process_reads
+from ortmodule.capture import held_generators, held_iterators, process_reads
 from ortmodule.capture.drawn_values import DrawnArray
 from ortmodule.capture.scalar_guards import user_line
 from ortmodule.core import rng_state
@@ -168,11 +169,13 @@ class Chance:
         self._nodes_draw = False
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
-        """Inside, in this thread, a draw that decides raises NotTraceable."""
+    def looking(self, around: Iterable[Any], modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Inside, in this thread, a draw that decides raises NotTraceable, as does the next of an iterator in what is
+        ``around`` the ``modules``, or in these."""
         before = sys.getprofile()
         self.go_on()
-        with _global_draws(self), self._held_draws(), process_reads.without_files():
+        iterators = held_iterators.refused(around, modules, self._fail)
+        with _global_draws(self), self._held_draws(), process_reads.without_files(), iterators:
             if before is None:  # a profiler of the user's goes first: NumPy's generators alone are looked at then
                 sys.setprofile(self._profiler())
             try:
@@ -298,8 +301,11 @@ class Chance:
         if what and not _is_collecting(frame):
             while frame.f_back is not None and frame.f_globals.get("__name__") in _HELPERS:
                 frame = frame.f_back
-            self.failure = NotTraceable(f"{user_line(frame)} {what}: a graph would have the same one at each call")
-            raise self.failure
+            self._fail(NotTraceable(f"{user_line(frame)} {what}: a graph would have the same one at each call"))
+
+    def _fail(self, failure: NotTraceable) -> NoReturn:
+        self.failure = failure
+        raise failure
 
     def _note_print(self, frame: types.FrameType, function: Any) -> None:
         """A file is used, or something printed, by what users wrote or by their use of logging."""

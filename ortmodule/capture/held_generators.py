@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 
 from ortmodule.core import rng_state
+from ortmodule.core.classes import is_made_by_statement
 from ortmodule.core.references import referrers
 
 _KINDS = (numpy.random.Generator, numpy.random.RandomState)
@@ -55,7 +56,7 @@ def replaced(draw: Callable[[Any, tuple, dict[str, Any]], Any]) -> Iterator[None
     try:
         for holder in referrers(generators) if generators else ():
             if holder is not generators and holder is not rng_state.generators():
-                for put, generator in _places_in(holder, standing):
+                for put, generator in places_in(holder, standing):
                     places.append((put, generator))
                     put(standing[id(generator)])
         yield
@@ -64,19 +65,28 @@ def replaced(draw: Callable[[Any, tuple, dict[str, Any]], Any]) -> Iterator[None
             put(generator)
 
 
-def _places_in(holder: Any, known: dict[int, Any]) -> list[tuple[Callable[[Any], None], Any]]:
-    """Functions that put another object into a place of ``holder``, with the generators there."""
+def places_in(holder: Any, known: dict[int, Any]) -> list[tuple[Callable[[Any], None], Any]]:
+    """Functions that put another object into a place of ``holder``, with the objects there whose ids are ``known``."""
     if isinstance(holder, types.CellType):
         return [(lambda value: setattr(holder, "cell_contents", value), holder.cell_contents)]
     if isinstance(holder, list):
         return [(_item(holder, i), each) for i, each in enumerate(holder) if id(each) in known]
+    if isinstance(holder, dict) and "__module__" in holder:  # a class's, which remembers what it has found there
+        holder = next((each for each in referrers([holder]) if isinstance(each, type)), holder)
     if isinstance(holder, type):
         held = [(name, each) for name, each in vars(holder).items() if id(each) in known]
         return [(_attribute(holder, name), each) for name, each in held]
-    attributes = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
-    if not isinstance(attributes, dict) or isinstance(holder, (types.FrameType, _Standing)):
+    if isinstance(holder, (types.FrameType, _Standing)):
         return []
-    return [(_item(attributes, key), each) for key, each in list(attributes.items()) if id(each) in known]
+    attributes = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
+    found = list(attributes.items()) if isinstance(attributes, dict) else []
+    places = [(_item(attributes, key), each) for key, each in found if id(each) in known]
+    slots = [part for cls in type(holder).__mro__ if is_made_by_statement(cls) for part in vars(cls).values()]
+    for slot in [part for part in slots if isinstance(part, types.MemberDescriptorType)]:
+        each = getattr(holder, slot.__name__, None)
+        if id(each) in known:
+            places.append((_attribute(holder, slot.__name__), each))
+    return places
 
 
 def _item(container: Any, key: Any) -> Callable[[Any], None]:

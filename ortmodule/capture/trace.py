@@ -335,7 +335,7 @@ class _Flat(nn.Module):
         try:
             with (
                 self.mode.looking(tensors, parameters, self.copies.values(), self.counters.values()),
-                self.chance.looking(), self.recorder.numbers.converting(self.recorder),
+                self.chance.looking(around.values, modules), self.recorder.numbers.converting(self.recorder),
                 object_reads.watched(self.recorder, around.values, self.before.values()),
                 self.attributes.watched(), replaced(size_types.as_numbers(lambda made: self.mode.know([made]))),
                 tables.in_place(),

@@ -31,6 +31,8 @@ except PackageNotFoundError:  # run from a source tree
     VERSION = "0.0.0"
 #: What tensors of a trace, and those that a submodule is given which PyTorch runs, are no answer to.
 ONLY_CALLER = "which only the caller's own tensors tell"
+#: What can neither be seen nor be put back.
+ADVANCES = "takes the next of an iterator that was there before the call, which no graph repeats"
 #: The reason why a graph is not made where there is no work that could go past the engine.
 NOTHING = "forward computes nothing"
 USED_ON = "forward puts a tensor into a list or a dictionary that it was given, and goes on with it"

@@ -3,14 +3,18 @@
 Two right ways to compute something differ by roundings, which a module may magnify: a mean that cancels, a norm of
 something constant. To see how much, the module runs in PyTorch once more, on inputs and parameters that are rounded
 once more: a result may differ by as much as that changes it. One such run need not show all: a ReLU whose operand is
-near 0 decides much at once, on either side. How far all gradients together move shows it: on which of them that falls
-is chance. So a small gradient may differ by a little of itself that is no more than that (:func:`is_little`).
+near 0 decides much at once, on either side. And it does not show what PyTorch loses itself, in a long sum. So several
+runs are made (WAYS), each rounded at other places, and one in float64, and each element may differ by as much as one of
+them moves it, or most others (:class:`MovedElements`): what is wrong elsewhere is found beside a decision that is open.
+How far all gradients together move shows it, too: on which of them that falls is chance. So a small gradient may differ
+by a little of itself that is no more than that (:func:`is_little`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -20,12 +24,54 @@ OF_ITSELF = 1e-2  # at most so much may a small gradient be off: what is left ou
 MAGNIFIED = 8  # times what one rounding of the operands does: the many inside of a module
 
 
-def rounded(tensor: torch.Tensor) -> torch.Tensor:
-    """Floats that are rounded once more: every other element is larger by one bit."""
+def rounded(tensor: torch.Tensor, place: int = 0) -> torch.Tensor:
+    """Floats that are rounded once more. In run 0 every other element is larger by one bit, in others each is larger
+    or smaller by one."""
     if not tensor.is_floating_point():
         return tensor
     up = torch.nextafter(tensor, torch.full_like(tensor, torch.inf))
-    return torch.where(torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) % 2 == 0, up, tensor)
+    if not place:
+        first = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) % 2 == 0
+        return torch.where(first, up, tensor)
+    down = torch.nextafter(tensor, torch.full_like(tensor, -torch.inf))
+    chosen = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(place)) < 0.5
+    return torch.where(chosen.to(tensor.device), up, down)
+
+
+def exact(tensor: torch.Tensor) -> torch.Tensor:
+    """Floats in float64."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+#: What becomes of the operands in one run after the other. A decision that is open falls to the other side in about
+#: every third.
+WAYS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    rounded, exact, *(functools.partial(rounded, place=place) for place in range(1, 8)),
+)  # fmt: skip
+
+
+#: Where everything is rounding, some elements move little by chance: as far as this share of them moves, all may.
+MOST = 0.75
+
+
+class MovedElements:
+    """How far roundings of the operands have moved each element of ``expected``."""
+
+    def __init__(self, expected: torch.Tensor) -> None:
+        self.expected = expected.detach()
+        self.by: torch.Tensor | None = None
+
+    def add(self, moved: torch.Tensor) -> None:
+        """What one run gives in its place."""
+        moved = moved.detach()
+        if moved.shape != self.expected.shape or not (moved.is_floating_point() and moved.isfinite().all()):
+            return
+        by = MAGNIFIED * (moved.double() - self.expected.double()).abs()
+        if by.numel():
+            by = by.clamp(min=by.flatten().kthvalue(math.ceil(MOST * by.numel())).values.item())
+        self.by = by if self.by is None else torch.maximum(self.by, by)
 
 
 def is_rounding(found: torch.Tensor, expected: torch.Tensor, moved: torch.Tensor) -> bool:

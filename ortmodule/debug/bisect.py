@@ -21,7 +21,7 @@ from onnx import numpy_helper
 from ortmodule.core.dtypes import TORCH_TYPES
 from ortmodule.core.errors import Unknown
 from ortmodule.core.onnx_utils import attributes, constants, without_dead
-from ortmodule.core.tolerance import TOLERANCE
+from ortmodule.core.tolerance import TOLERANCE, MovedElements
 from ortmodule.debug import onnx_interpreter
 from ortmodule.engine.session import ENGINE_ERRORS, Session
 
@@ -34,10 +34,12 @@ NEAR = 8
 _SIZES = {"Shape", "Size"}
 
 
-def difference(found: torch.Tensor, expected: torch.Tensor, scale: float = 0.0, least: float = 0.0) -> str:
+def difference(found: torch.Tensor, expected: torch.Tensor, scale: float = 0.0, least: float = 0.0,
+               moved: MovedElements | None = None) -> str:  # fmt: skip
     """How far two tensors are apart if it is too far, or an empty string.
 
-    ``scale``: elements count as at least so large. ``least``: the tolerance, if that of the type is below.
+    ``scale``: elements count as at least so large. ``least``: the tolerance, if that of the type is below. ``moved``:
+    how far each element may be off besides.
     """
     if found.shape != expected.shape or found.dtype != expected.dtype:
         kinds = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (found, expected)]
@@ -50,7 +52,8 @@ def difference(found: torch.Tensor, expected: torch.Tensor, scale: float = 0.0, 
     found, expected = found.detach().double(), expected.detach().double()
     if not torch.equal(found.isfinite(), expected.isfinite()):
         return "is not finite in the same places"
-    off = (found - expected).nan_to_num(posinf=0.0, neginf=0.0).abs().max().item()
+    distance = (found - expected).nan_to_num(posinf=0.0, neginf=0.0).abs()
+    off = (distance if moved is None or moved.by is None else (distance - moved.by).clamp(min=0)).max().item()
     tolerance = max(tolerance, least)
     largest = max(expected.nan_to_num(posinf=0.0, neginf=0.0).abs().max().item(), scale)
     return "" if off <= tolerance * largest + 1e-30 else f"is off by {off:.3g} of {largest:.3g}"

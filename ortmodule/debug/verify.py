@@ -3,8 +3,9 @@
 The engine runs as always. The same call then runs in PyTorch, on the inputs, buffers and random numbers that the engine
 had: every random ATen call gets what the engine drew for the node that stands for it. Outputs and buffers are compared
 at once, gradients when the user's backward has computed them. The module, its generators and hooks on parameters see
-nothing of it. Where they differ by more than a tolerance, PyTorch runs once more on operands that are rounded once
-more: a difference as large as the one that this makes is rounding (as in a mean whose terms cancel).
+nothing of it. Where they differ by more than a tolerance, PyTorch runs again, several times at most, on operands that
+are rounded once more: a difference as large as the one that this makes is rounding (as in a mean whose terms cancel, or
+where a ReLU's operand is near 0). So is one that is not larger than PyTorch's own from a run in float64.
 
 If something differs, the operator is looked for (:mod:`ortmodule.debug.bisect`).
 """
@@ -16,7 +17,7 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from ortmodule.core.errors import Incomparable
 from ortmodule.core.logger import Log
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.tensor_copies import cloned, with_attributes
-from ortmodule.core.tolerance import is_little, is_rounding, movement, rounded
+from ortmodule.core.tolerance import WAYS, MovedElements, exact, is_little, movement
 from ortmodule.core.torch_private import is_batched
 from ortmodule.debug import bisect
 from ortmodule.debug.bisect import difference
@@ -41,6 +42,8 @@ from ortmodule.runtime.broken_graph import BrokenGraph, PieceGraph
 from ortmodule.runtime.compiled_graph import CompiledGraph
 from ortmodule.runtime.executable import draw_seed
 from ortmodule.runtime.rng_replay import RandomValue, RngReplay, replaying
+
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 # --- one call ---------------------------------------------------------------------------------------------------------
 
@@ -86,12 +89,11 @@ class Eager:
 
 
 def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, before: Before, forward: Callable,
-              values: Sequence[RandomValue], moved: bool = False) -> Eager:  # fmt: skip
+              values: Sequence[RandomValue], change: Change = torch.Tensor.detach) -> Eager:  # fmt: skip
     """Runs ``forward`` as it would have run then, with what the engine drew. Raises Incomparable, what forward does.
 
-    ``moved``: on inputs and parameters that are rounded once more.
+    ``change``: what becomes of inputs and parameters; in float64 buffers are, too.
     """
-    change = rounded if moved else torch.clone
     inputs = [with_attributes(change(t.detach()).clone().requires_grad_(t.requires_grad), t) for t in before.inputs]
     # Operations on a leaf in place are allowed on what is no leaf: the caller's tensor may have been none.
     given = [cloned(t) if t.requires_grad else t for t in inputs]
@@ -103,12 +105,14 @@ def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, bef
         before.states.put_back()
         for kept in before.containers:
             kept.put_back()
-        aliases = tree.replace_parameters(rounded if moved else torch.Tensor.detach)
+        aliases = tree.replace_parameters(change)
         with torch.no_grad():
             for name, copy in copies.items():
                 then = before.state.get(name)
                 if then is not None and copy.shape == then.shape:
                     copy.copy_(then)
+                if change is exact:
+                    tree.slots[name].set(exact(copy))
         for slot in tree.counters:
             slot.set(before.state[slot.name])
         devices.set_generators(before.generator)
@@ -143,39 +147,54 @@ def tensors_of(graph: CompiledGraph, call: Any, result: Any) -> list[torch.Tenso
     return graph.capture.trace.tensors_of(call.given, held, result)
 
 
-class _Moved:
-    """The same call in PyTorch on what is rounded once more, made when it is first asked for."""
+class _Beside:
+    """The same call in PyTorch on what is rounded once more, or in float64 (WAYS); made as it is asked for."""
 
-    def __init__(self, run: Callable[[], Eager]) -> None:
-        self._run, self._failed = run, False
-        self._made: Eager | None = None
+    def __init__(self, run: Callable[[Change], Eager]) -> None:
+        self._run = run
+        self._made: list[Eager | None] = []  # None: other numbers are none that forward takes
 
-    def explains(self, ours: torch.Tensor, theirs: torch.Tensor, of: Callable[..., Any]) -> bool:
-        """Is ``ours`` as far from ``theirs`` as one rounding moves that? ``of``: the tensor in a run."""
-        moved = self._found(of, None)
-        return moved is not None and is_rounding(ours.detach(), theirs.detach(), moved.detach())
+    def difference(self, ours: torch.Tensor, theirs: torch.Tensor, of: Callable[..., Any], least: float) -> str:
+        """How far ``ours`` is from ``theirs``, if it is more than roundings move that. ``of``: the tensor in a run."""
+        if not (text := difference(ours, theirs, least=least)):
+            return ""
+        moved = MovedElements(theirs)
+        for each in self._found(of, None):
+            moved.add(each)
+            if not difference(ours, theirs, least=least, moved=moved):
+                return ""
+        return text
 
-    def explains_gradient(
-        self, ours: torch.Tensor, k: int, expected: Sequence[torch.Tensor | None], of: Callable[..., Any], modes: Any
-    ) -> bool:
+    def of_gradient(self, ours: torch.Tensor, k: int, expected: Sequence[torch.Tensor | None], of: Callable[..., Any],
+                    least: float, modes: Any) -> str:  # fmt: skip
         """The same of number ``k`` of the gradients ``expected``, which ``of`` gives of a run. ``modes``: those that
         forward ran in."""
-        gradients, theirs = self._found(of, modes), expected[k]
-        if gradients is None or theirs is None or gradients[k] is None:
-            return False
-        rounding = is_rounding(ours.detach(), theirs.detach(), gradients[k].detach())
-        return rounding or is_little(ours, theirs, movement(expected, gradients))
+        theirs, scale = expected[k], bisect.share(expected)
+        assert theirs is not None, "there is something to compare with"
+        if not (text := difference(ours, theirs, scale, least)):
+            return ""
+        moved = MovedElements(theirs)
+        for gradients in self._found(of, modes):
+            if gradients[k] is None:
+                continue
+            moved.add(gradients[k])
+            little = is_little(ours, theirs, movement(expected, gradients))
+            if little or not difference(ours, theirs, scale, least, moved):
+                return ""
+        return text
 
-    def _found(self, of: Callable[..., Any], modes: Any) -> Any:
-        """What ``of`` gives of the run; None: there is none. ``modes``: if they are not the present ones."""
-        try:
-            if self._made is None and not self._failed:
-                self._failed = True  # until it is there
-                with modes.set() if modes is not None else contextlib.nullcontext():
-                    self._made = self._run()
-            return None if self._made is None else of(self._made)
-        except Exception:  # other numbers may be none that forward takes
-            return None
+    def _found(self, of: Callable[..., Any], modes: Any) -> Iterator[Any]:
+        """What ``of`` gives of one run after the other. ``modes``: if they are not the present ones."""
+        for place, change in enumerate(WAYS):
+            if place == len(self._made):
+                self._made.append(None)
+                with contextlib.suppress(Exception), modes.set() if modes is not None else contextlib.nullcontext():
+                    self._made[place] = self._run(change)
+            run = self._made[place]
+            with contextlib.suppress(Exception):
+                if run is not None:
+                    found = of(run)
+                    yield found
 
 
 class _PieceRun:
@@ -201,10 +220,10 @@ class _PieceRun:
         runs.append(run)
         return lambda made: run.outputs.extend(made)
 
-    def eager(self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> Eager:
+    def eager(self, change: Change = torch.clone) -> Eager:
         """The same in PyTorch, one operator after the other. Raises Incomparable."""
         tensors = [
-            change(t).requires_grad_(need) if need else t
+            change(t).requires_grad_(need) if need or change is exact else t
             for t, need in zip(self.feeds.values(), self.piece.needs, strict=True)
         ]
         try:
@@ -302,10 +321,10 @@ class Verifier:
         values = [value for run in pieces for value in self._values(run.piece, run.feeds, run.seed)]
         if (eager := self._eager(graph, call, before, values)) is None:
             return
-        moved = _Moved(lambda: run_eager(graph, call.tree, call.arguments, before, call.forward, values, moved=True))
+        beside = _Beside(functools.partial(run_eager, graph, call.tree, call.arguments, before, call.forward, values))
         least = max((run.case(()).tolerance for run in pieces), default=0.0)
         found, count = tensors_of(graph, call, result), len(self.findings)
-        whole = self._outputs(call, found, eager, before, least, moved)
+        whole = self._outputs(call, found, eager, before, least, beside)
         try:
             for run in pieces:
                 self._compare_piece(run)
@@ -315,14 +334,14 @@ class Verifier:
 
     def _compare_piece(self, run: _PieceRun) -> None:
         case = run.case(self._values(run.piece, run.feeds, run.seed))
-        eager, moved = run.eager(), _Moved(lambda: run.eager(rounded))
+        eager, beside = run.eager(), _Beside(run.eager)
         for i, (ours, theirs) in enumerate(zip(run.outputs, eager.results, strict=True)):
-            text = difference(ours, theirs, least=case.tolerance)
-            if text and not moved.explains(ours, theirs, lambda made, i=i: made.results[i]):
+            text = beside.difference(ours, theirs, lambda made, i=i: made.results[i], case.tolerance)
+            if text:
                 self._report(f"{run.piece.session.outputs[i]} {text}", bisect.forward(case))
                 return
         for node in backward_nodes(run.outputs):
-            node.register_hook(lambda got, given: self._backward(run.piece, eager, moved, case, got, given))
+            node.register_hook(lambda got, given: self._backward(run.piece, eager, beside, case, got, given))
 
     def _compare(self, graph: CompiledGraph, call: Any, before: Before, result: Any) -> None:
         tree, model, seed = call.tree, graph.capture.model, before.seed()
@@ -332,24 +351,23 @@ class Verifier:
             return
         found = tensors_of(graph, call, result)
         case = bisect.Case(model, feeds, dict(zip(graph.session.inputs, graph.needs, strict=True)), seed, values)
-        moved = _Moved(lambda: run_eager(graph, tree, call.arguments, before, call.forward, values, moved=True))
-        differs = self._outputs(call, found, eager, before, case.tolerance, moved)
+        beside = _Beside(functools.partial(run_eager, graph, tree, call.arguments, before, call.forward, values))
+        differs = self._outputs(call, found, eager, before, case.tolerance, beside)
         if differs:
             self._report(differs, bisect.forward(case))
             return
         for node in backward_nodes(found):
-            node.register_hook(lambda got, given: self._backward(graph, eager, moved, case, got, given))
+            node.register_hook(lambda got, given: self._backward(graph, eager, beside, case, got, given))
 
     def _outputs(
-        self, call: Any, found: list[torch.Tensor], eager: Eager, before: Before, least: float, moved: _Moved
+        self, call: Any, found: list[torch.Tensor], eager: Eager, before: Before, least: float, beside: _Beside
     ) -> str:
         """What differs after a forward, or an empty string. ``least``: the tolerance for any tensor."""
         if len(found) != len(eager.results):
             return f"there are {len(eager.results)} tensors in PyTorch's result, {len(found)} in the engine's"
 
         def differs(ours: torch.Tensor, theirs: torch.Tensor, of: Callable[..., Any]) -> str:
-            text = difference(ours, theirs, least=least)
-            return "" if text and moved.explains(ours, theirs, of) else text
+            return beside.difference(ours, theirs, of, least)
 
         for i, (ours, theirs) in enumerate(zip(found, eager.results, strict=True)):
             if text := differs(ours, theirs, lambda run, i=i: run.results[i]):
@@ -366,7 +384,7 @@ class Verifier:
         return ""
 
     def _backward(
-        self, graph: CompiledGraph, eager: Eager, moved: _Moved, case: bisect.Case, got: Sequence, given: Sequence
+        self, graph: CompiledGraph, eager: Eager, beside: _Beside, case: bisect.Case, got: Sequence, given: Sequence
     ) -> None:
         """After a backward of the engine: ``got``, gradients of the leaves, for ``given``, gradients of the outputs."""
         if any(g is not None and is_batched(g) for g in given):
@@ -380,7 +398,8 @@ class Verifier:
         @functools.cache
         def gradients(run: Eager) -> list[torch.Tensor | None]:
             leaves = [leaf for leaf in run.leaves if leaf is not None]
-            outputs, grads = [run.results[place] for place, _, _ in used], [g for _, g, _ in used]
+            outputs = [run.results[place] for place, _, _ in used]
+            grads = [g.to(result.dtype) for result, (_, g, _) in zip(outputs, used, strict=True)]
             known = iter(torch.autograd.grad(outputs, leaves, grads, retain_graph=True, allow_unused=True))
             found = [None if leaf is None else next(known) for leaf in run.leaves]
             return [None if grad is None else as_pairs(grad) for grad in found]
@@ -391,7 +410,6 @@ class Verifier:
             self.log.warn_once(f"ORTMODULE_VERIFY cannot compare the gradients of a call: {error}")
             return
         self.gradients += 1
-        scale = bisect.share(expected)
         for i, ours, theirs, k in zip(graph.leaves, got, expected, range(len(expected)), strict=True):
             if eager.leaves[k] is None:
                 continue
@@ -401,9 +419,7 @@ class Verifier:
                 other = ours if theirs is None else theirs
                 text = "" if other is None or not other.any() or ours is None else "is there, but not in PyTorch"
             else:
-                text = difference(ours, theirs, scale, case.tolerance)
-                if text and moved.explains_gradient(ours, k, expected, gradients, graph.modes):
-                    text = ""
+                text = beside.of_gradient(ours, k, expected, gradients, case.tolerance, graph.modes)
             if text:
                 self._report(
                     f"the gradient of {name.partition('/')[2]} {text}",

@@ -170,7 +170,7 @@ class _Surroundings:
             yield from ((name, each) for each in (value.func, value.args, value.keywords))
         elif isinstance(value, types.MethodType):
             yield from ((name, value.__self__), (name, value.__func__))
-        elif isinstance(value, types.BuiltinMethodType):
+        elif isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
             yield name, value.__self__
         elif isinstance(value, types.FunctionType):
             yield from self._in_function(name, value)

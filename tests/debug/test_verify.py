@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ortmodule import ORTModule, explain
-from ortmodule.debug import bisect
+from ortmodule.debug import bisect, verify
 from ortmodule.debug.verify import Verifier
 from tests.models import zoo
 from tests.models.compare import loss_of
@@ -31,7 +31,7 @@ def verifier(model):
 
 
 @pytest.fixture(autouse=True)
-def verify(monkeypatch):
+def each_call(monkeypatch):
     monkeypatch.setenv("ORTMODULE_VERIFY", "1")
 
 
@@ -296,10 +296,10 @@ def test_a_gradient_that_is_small_beside_all(share, factor, monkeypatch):
     """Wrong by more than roundings move all gradients, however small it is."""
     before = Verifier._backward
 
-    def spoiled(self, graph, eager, moved, case, got, given):
+    def spoiled(self, graph, eager, beside, case, got, given):
         names = [graph.session.inputs[i] for i in graph.leaves]
         got = [g * factor if "first.weight" in name else g for name, g in zip(names, got, strict=True)]
-        return before(self, graph, eager, moved, case, got, given)
+        return before(self, graph, eager, beside, case, got, given)
 
     monkeypatch.setattr(Verifier, "_backward", spoiled)
     monkeypatch.setattr(bisect, "backward", lambda case, grads: "not looked for")
@@ -308,6 +308,93 @@ def test_a_gradient_that_is_small_beside_all(share, factor, monkeypatch):
     model(torch.randn(64, 8)).square().mean().backward()
     found = verifier(model).findings
     assert len(found) == (factor != 1) and all("first.weight" in finding.what for finding in found)
+
+
+class Open(nn.Module):
+    """Whether one ReLU passes is open: its operand is one rounding away from 0."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.last, self.x = nn.Linear(64, 16, bias=False), nn.Linear(16, 4), torch.randn(4, 64)
+        self.shift = nn.Parameter(0.1 * torch.randn(16))
+        self.shift_by(torch.inf)
+
+    def shift_by(self, to):
+        with torch.no_grad():
+            near = -self.first(self.x)[0, 0]
+            self.shift[0] = torch.nextafter(near, torch.full_like(near, to))
+
+    def forward(self, x):
+        return self.last(F.relu(self.first(x) + self.shift))
+
+
+def found_with(gradients, model, *args):
+    """What a verifier says if the engine's gradients are ``gradients``, by name."""
+    before = Verifier._backward
+
+    def given_these(self, graph, eager, beside, case, got, given):
+        got = [gradients[graph.session.inputs[i].partition("/")[2]] for i in graph.leaves]
+        return before(self, graph, eager, beside, case, got, given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Verifier, "_backward", given_these)
+        patch.setattr(bisect, "backward", lambda case, given: "not looked for")
+        ours = ORTModule(model)
+        ours(*args).square().sum().backward()
+    assert explain(ours).captured and verifier(ours).gradients == 1
+    return verifier(ours).findings
+
+
+def on_the_other_side(model, change):
+    """What is said if that ReLU does not pass in the engine; ``change`` is made of the first gradient."""
+    other = copy.deepcopy(model)
+    other.shift_by(-torch.inf)
+    other(model.x).square().sum().backward()
+    gradients = {name: p.grad for name, p in other.named_parameters()}
+    gradients["first.weight"] = change(gradients["first.weight"])
+    return found_with(gradients, model, model.x)
+
+
+def without_a_row(gradient):
+    return gradient * (torch.arange(16) != 3)[:, None]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_decision_that_is_open(seed):
+    """It may fall to either side, as the first run on other roundings need not show."""
+    assert not on_the_other_side(Open(seed), lambda gradient: gradient)
+    for wrong in (torch.zeros_like, torch.neg, lambda g: 2 * g, without_a_row):
+        (finding,) = on_the_other_side(Open(seed), wrong)
+        assert "first.weight" in finding.what
+
+
+def test_one_run_does_not_show_it(monkeypatch):
+    monkeypatch.setattr(verify, "WAYS", verify.WAYS[:1])
+    assert any(on_the_other_side(Open(seed), lambda gradient: gradient) for seed in range(6))
+
+
+class Long(nn.Module):
+    """PyTorch adds up the gradient one element after the other, and loses some of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding.from_pretrained(torch.ones(2, 1), freeze=False)
+
+    def forward(self, index):
+        return self.table(index)
+
+
+@pytest.mark.parametrize("factor, wrong", [(1.0, False), (1.1, True), (-1.0, True), (0.0, True)])
+def test_what_pytorch_loses_itself(factor, wrong):
+    model, index = Long(), torch.zeros(1 << 17, dtype=torch.int64)
+    with torch.no_grad():
+        model.table.weight.fill_(0.05)
+    exact = torch.tensor([[2.0], [0]]) * len(index) * model.table.weight.double()
+    assert bool(found_with({"table.weight": (factor * exact).float()}, model, index)) == wrong
+    model.zero_grad()
+    model(index).square().sum().backward()
+    assert (model.table.weight.grad - exact).abs().max() > 1e-3 * exact.max()
 
 
 # --- something is wrong -----------------------------------------------------------------------------------------------
