@@ -50,7 +50,7 @@ def constants(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
 
 
 def drawing(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, float]]:
-    """The nodes of a graph that draw numbers, with the share that a Dropout drops; one that drops nothing draws none."""
+    """The nodes of a graph that draw numbers, with what share a Dropout drops; one that drops nothing draws none."""
     known: dict[str, torch.Tensor] | None = None
     for node in model.graph.node:
         if node.op_type not in RANDOM or node.domain:

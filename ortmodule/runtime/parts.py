@@ -88,7 +88,7 @@ class Inner:
         return units
 
     def _ready(self, tree: Tree, path: str, budget: Budget) -> dict[str, nn.Module]:
-        """Those that have a graph, and all where another capture fits: to meet calls that wait for one takes time, too."""
+        """Those that have a graph; all where another capture fits: to meet calls that wait for one takes time, too."""
         units, fits = self._found[path], budget.may_capture_part()
         ready = without_hooked({where: unit for where, unit in units.items() if fits or _runs(unit._ortmodule)})
         self._calls[path] += fits
