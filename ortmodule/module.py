@@ -147,6 +147,10 @@ class ORTModule(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> tuple:
         return _wrap, (self._ortmodule.module, self._ortmodule.debug, self._ortmodule.given)
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What `torch.jit.script` compiles: the plain module, whose calls pass the engine."""
+        return self._ortmodule.module
+
     def _replicate_for_data_parallel(self) -> Any:
         raise RuntimeError("ORTModule does not work inside nn.DataParallel: use DistributedDataParallel")
 
