@@ -156,8 +156,8 @@ class ORTModule(nn.Module):
 
 
 class _MakesPlain(type):
-    """Of wrappers' classes: `type(wrapped)(config)`, as `from_pretrained` does, is a plain model. Attributes that are set
-    there, or deleted, are those of the model's class."""
+    """Of wrappers' classes: `type(wrapped)(config)`, as `from_pretrained` does, is a plain model. Attributes that are
+    set there, or deleted, are those of the model's class."""
 
     _wrapped_class: type[nn.Module]
 
