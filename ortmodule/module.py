@@ -147,17 +147,32 @@ class ORTModule(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> tuple:
         return _wrap, (self._ortmodule.module, self._ortmodule.debug, self._ortmodule.given)
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What `torch.jit.script` compiles: the plain module, whose calls pass the engine."""
+        return self._ortmodule.module
+
     def _replicate_for_data_parallel(self) -> Any:
         raise RuntimeError("ORTModule does not work inside nn.DataParallel: use DistributedDataParallel")
 
 
 class _MakesPlain(type):
-    """Of wrappers' classes: `type(wrapped)(config)`, as `from_pretrained` does, is a plain model."""
+    """Of wrappers' classes: `type(wrapped)(config)`, as `from_pretrained` does, is a plain model. Attributes that are
+    set there, or deleted, are those of the model's class."""
 
     _wrapped_class: type[nn.Module]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls._wrapped_class(*args, **kwargs)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        type.__setattr__(cls._owner(name), name, value)
+
+    def __delattr__(cls, name: str) -> None:
+        type.__delattr__(cls._owner(name), name)
+
+    def _owner(cls, name: str) -> Any:
+        own = name in vars(cls) or name.startswith("__") or "_wrapped_class" not in vars(cls)
+        return cls if own else cls._wrapped_class
 
 
 @functools.cache
@@ -223,6 +238,30 @@ def _is_or_wraps(self: ORTModule, other: object) -> bool:
     return self is other or self._ortmodule.module is other
 
 
+def _change_class(self: ORTModule, cls: Any) -> None:
+    """The plain module gets another class, derived from its own, as `torch.nn.utils.parametrize` makes one; the wrapper
+    is of that, too."""
+    module, before = self._ortmodule.module, type(self)
+    if cls is ORTModule:  # parametrize takes the first base of a class for the one that there was before
+        plain: Any = type(module).__bases__[0]
+    elif issubclass(cls, before):
+        bases = tuple(type(module) if base is before else base for base in cls.__bases__)
+        body = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+        if not hasattr(type(module), "__deepcopy__"):  # of which parametrize gives a class one that has none
+            body.setdefault("__deepcopy__", _copied_by_attributes)
+        plain = types.new_class(cls.__name__, bases, exec_body=lambda namespace: namespace.update(body))
+    else:
+        raise TypeError(f"the class of an ORTModule becomes one that is derived from it, which {cls.__name__} is not")
+    module.__class__ = plain
+    vars(object)["__class__"].__set__(self, _wrapped_class(plain))
+
+
+def _copied_by_attributes(module: nn.Module, memo: dict) -> nn.Module:
+    memo[id(module)] = made = type(module).__new__(type(module))
+    vars(made).update(copy.deepcopy(vars(module), memo))
+    return made
+
+
 def _hash_of_module(self: ORTModule) -> int:
     return hash(self._ortmodule.module)
 
@@ -237,6 +276,7 @@ def _wrapped_class(cls: Any) -> type:
         "__slots__": (),
         "_wrapped_class": cls,
         "forward": _Forward(cls.forward),
+        "__class__": property(type, _change_class),
     }
     if is_sharded(cls):  # FSDP2 finds what it knows of a module by the module
         body |= {"__eq__": _is_or_wraps, "__hash__": _hash_of_module}

@@ -34,12 +34,18 @@ OPTIMUM = "optimum.onnxruntime"
 TRAINERS = ("ORTTrainer", "ORTTrainingArguments", "ORTSeq2SeqTrainer", "ORTSeq2SeqTrainingArguments")
 
 
+def spec_of_ortmodule():
+    from importlib.util import find_spec  # also one that is installed to be edited
+
+    return find_spec("ortmodule")
+
+
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name not in ("onnxruntime", "onnxruntime.training", "torch_ort", "optimum", OPTIMUM):
             return None
-        ours = PathFinder.find_spec("ortmodule")
+        ours = spec_of_ortmodule()
         if ours is None or not ours.submodule_search_locations:
             return None
         folder = os.path.join(ours.submodule_search_locations[0], "compat", "packages")
@@ -54,7 +60,7 @@ class TrainersFinder:
         if name != OPTIMUM:
             return None
         spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None and PathFinder.find_spec("ortmodule") is not None:
+        if spec is not None and spec.loader is not None and spec_of_ortmodule() is not None:
             spec.loader = Loader(spec.loader)
         return spec
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import onnx
@@ -46,6 +47,22 @@ def constants(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
     """The constants of a graph by name: its initializers and its Constant nodes."""
     found = {proto.name: tensor(proto) for proto in model.graph.initializer}
     return found | {node.output[0]: constant(node) for node in model.graph.node if node.op_type == "Constant"}
+
+
+def drawing(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, float]]:
+    """The nodes of a graph that draw numbers, with what share a Dropout drops; one that drops nothing draws none."""
+    known: dict[str, torch.Tensor] | None = None
+    for node in model.graph.node:
+        if node.op_type not in RANDOM or node.domain:
+            continue
+        if node.op_type != "Dropout":
+            yield node, 0.0
+            continue
+        known = constants(model) if known is None else known
+        values = [known[name].item() if name in known else None for name in node.input[1:3]]
+        ratio = 0.5 if not values or values[0] is None else float(values[0])
+        if len(values) == 2 and values[1] and ratio:
+            yield node, ratio
 
 
 def without_dead(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -20,7 +20,7 @@ from ortmodule.core import devices, pytree, pytree_tokens
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine
-from ortmodule.core.onnx_utils import RANDOM
+from ortmodule.core.onnx_utils import drawing
 from ortmodule.core.torch_private import deterministic, saving_hooks, warns_only
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.memory_goal import MemoryGoal
@@ -183,7 +183,7 @@ class CompiledGraph:
         )
         self.plans = self.executables.plans
         self._early_use.plans = self.executables if self.session.memory.chooses else None
-        self.is_random = any(node.op_type in RANDOM for node in capture.model.graph.node)
+        self.is_random = any(True for _ in drawing(capture.model))
         self._reads = ReadChecks(trace, capture.model, self.session, self.n_results, self.plans)
         self._deferral = self._deferral_of(tensors, off, unseen, config.defer_logits)
         self.executables.defer(self._deferral)

@@ -31,6 +31,9 @@ MOST = 64
 LEAST_CALLS = 8
 #: Of such a call, forward and backward: where calls are shorter nothing is gained.
 LEAST_SECONDS = 0.01
+#: Calls after which one that none of them has called makes way for what is inside of it: forward may call
+#: `self.model.decoder`, and not `self.model`.
+LEAST_UNMET = 8
 #: Of such a call, the share of its forward. Of an island no more is known.
 FORWARD = 1 / 3
 #: The share of a module's weights, those of embeddings aside, that the parts of its islands hold at least.
@@ -45,13 +48,14 @@ class Inner:
         self._wrap = wrap
         self._found: dict[str, dict[str, Any]] = {}  # by the path of what PyTorch runs, "" for the module
         self._tree: Tree | None = None  # in which they were looked for
+        self._calls: dict[str, int] = {}  # of what PyTorch runs, by its path, since its parts were last looked through
 
     def of_whole(self, reason: NotInEngine, tree: Tree, budget: Budget) -> dict[str, nn.Module]:
         """Those of the module itself, which PyTorch runs for such a reason."""
         known = "" in self._found
         if self._tree is not tree and (known or may_pay(budget, reason)):
             self._find(tree, "", budget)
-        return _ready(self._found.get("", {}), budget)
+        return self._ready(tree, "", budget) if "" in self._found else {}
 
     def inside(self, path: str, tree: Tree, budget: Budget) -> AbstractContextManager:
         """What a call of the island at ``path`` runs in: its parts are graphs then."""
@@ -59,7 +63,7 @@ class Inner:
             return nullcontext()
         if self._tree is not tree or path not in self._found:
             self._find(tree, path, budget)
-        parts = _ready(self._found[path], budget)
+        parts = self._ready(tree, path, budget)
         return recording(Diverted(tree, parts)) if parts else nullcontext()
 
     def found(self, whole: bool) -> dict[str, Any]:
@@ -74,18 +78,33 @@ class Inner:
     def _find(self, tree: Tree, path: str, budget: Budget) -> None:
         if self._tree is not tree:
             self._tree, self._found = tree, {}
-        units = {where: self._wrap(module) for where, module in parts_of(tree, path).items()}
+        self._found[path], self._calls[path] = self._wrapped(parts_of(tree, path), budget), 0
+
+    def _wrapped(self, modules: dict[str, nn.Module], budget: Budget) -> dict[str, Any]:
+        units = {where: self._wrap(module) for where, module in modules.items()}
         for unit in units.values():
             unit._ortmodule.fallback.silent = EVERY_REASON  # PyTorch runs what is around it, as is said
             budget.share_with(unit._ortmodule.budget)
-        self._found[path] = units
+        return units
 
+    def _ready(self, tree: Tree, path: str, budget: Budget) -> dict[str, nn.Module]:
+        """Those that have a graph; all where another capture fits: to meet calls that wait for one takes time, too."""
+        units, fits = self._found[path], budget.may_capture_part()
+        ready = without_hooked({where: unit for where, unit in units.items() if fits or _runs(unit._ortmodule)})
+        self._calls[path] += fits
+        if self._calls[path] > LEAST_UNMET:
+            self._calls[path] = 0
+            self._open(tree, units, [where for where in ready if not units[where]._ortmodule.usage.calls], budget)
+        return ready
 
-def _ready(units: dict[str, Any], budget: Budget) -> dict[str, nn.Module]:
-    """Those that have a graph, and all where another capture fits: to meet calls that wait for one takes time, too."""
-    fits = budget.may_capture_part()
-    ready = {path: unit for path, unit in units.items() if fits or _runs(unit._ortmodule)}
-    return without_hooked(ready)
+    def _open(self, tree: Tree, units: dict[str, Any], unmet: list[str], budget: Budget) -> None:
+        """What is inside takes the places of those that are ``unmet``, from the next call on."""
+        inside = {where: parts_of(tree, where) for where in unmet}
+        if len(units) + sum(map(len, inside.values())) <= MOST:
+            for where, parts in inside.items():
+                if parts:
+                    del units[where]
+                    units.update(self._wrapped(parts, budget))
 
 
 def _runs(dispatcher: Any) -> bool:

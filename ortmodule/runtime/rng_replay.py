@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ortmodule.core import devices
 from ortmodule.core.errors import Incomparable, NotKnown
-from ortmodule.core.onnx_utils import RANDOM, constants, without_dead
+from ortmodule.core.onnx_utils import drawing, without_dead
 from ortmodule.core.torch_private import TorchDispatchMode
 from ortmodule.engine.session import Session
 from ortmodule.guards.module_tree import Tree
@@ -82,20 +82,10 @@ class RngReplay:
 
     def __init__(self, model: onnx.ModelProto, known: Known | None = None) -> None:
         model = without_dead(model)
-        known_values = constants(model)
-        self.nodes: list[tuple[onnx.NodeProto, float]] = []
-        for node in model.graph.node:
-            if node.op_type not in RANDOM or node.domain:
-                continue
-            ratio = 0.0
-            if node.op_type == "Dropout":
-                values = [known_values[name].item() if name in known_values else None for name in node.input[1:3]]
-                ratio = 0.5 if not values or values[0] is None else float(values[0])
-                if len(values) < 2 or not values[1] or ratio == 0:
-                    continue
-                if len(node.output) < 2:
-                    node.output.append(f"{node.output[0]}/mask")
-            self.nodes.append((node, ratio))
+        self.nodes = list(drawing(model))
+        for node, _ in self.nodes:
+            if node.op_type == "Dropout" and len(node.output) < 2:
+                node.output.append(f"{node.output[0]}/mask")
         self.session = None
         if self.nodes:
             if known is not None:

@@ -56,9 +56,11 @@ class _Steps:
         self.calls = weakref.WeakKeyDictionary(dict.fromkeys(found, 0))
 
     def look(self) -> None:
-        for usage, before in list(self.calls.items()):
+        found = list(self.calls.items())
+        called = {id(usage.module) for usage, before in found if usage.calls != before}  # `copy.copy` has its module
+        for usage, _ in found:
             self.calls[usage] = usage.calls
-            if usage.calls == before and usage.has_gradient():
+            if id(usage.module) not in called and usage.has_gradient():
                 usage.unreached += 1
                 usage.bypassed(UNREACHED)
 

@@ -191,6 +191,27 @@ def test_after_ortmodule_is_gone(site):
     assert run.stdout == "None\n", run.stderr
 
 
+EDITED = f"""
+import importlib.util as util, sys
+class Edited:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        folder = {str(PACKAGE / "ortmodule")!r}
+        if name == "ortmodule":
+            return util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
+sys.meta_path.append(Edited)
+print(util.find_spec("torch_ort").origin, "torch" in sys.modules)
+"""
+
+
+def test_an_ortmodule_that_is_installed_to_be_edited(site):
+    """No folder on the path has it."""
+    compat.enable(site)
+    start = f"import site; site.addsitedir({str(site)!r}){EDITED}"
+    run = subprocess.run([sys.executable, "-I", "-S", "-c", start], cwd=site, capture_output=True, text=True)
+    assert run.stdout.endswith("packages/torch_ort/__init__.py False\n"), run.stderr
+
+
 def test_enable_disable_status(site, capsys):
     assert main(["status", "--folder", str(site)]) == 0 and capsys.readouterr().out.startswith("disabled")
     for _ in range(2):

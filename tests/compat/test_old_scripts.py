@@ -36,6 +36,8 @@ def net():
 IMPORTS = """if True:
     import onnxruntime, sys
     assert "torch" not in sys.modules
+    import onnxruntime.training as training
+    assert training.optim.FusedAdam and training.amp.LossScaler and training.ortmodule.ORTModule
     from onnxruntime.training import ORTModule, DebugOptions, LogLevel
     from onnxruntime.training.ortmodule import ORTModule as Same
     from onnxruntime.training.utils.hooks import GlobalSubscriberManager, StatisticsSubscriber, inspect_activation

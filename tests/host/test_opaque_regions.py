@@ -326,3 +326,32 @@ def test_weight_norm_by_hooks():
                 found.append([y.detach(), *(p.grad.clone() for p in ours.parameters())])
             torch.testing.assert_close(*found)
     assert explain(ours).python_ops == ["2"]
+
+
+class DropsNothing(nn.Module):
+    """Its dropout draws nothing, in PyTorch either; an island decides by what is drawn behind it."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.first, self.dropout, self.encoder = nn.Linear(4, 4), nn.Dropout(0.0), encoder
+
+    def forward(self, x):
+        return self.encoder(self.dropout(self.first(x)))
+
+
+class Decides(nn.Module):
+    def forward(self, x):
+        return x.cos() if torch.rand(1) < 0.5 else x.sin()
+
+
+def test_a_dropout_of_nothing_moves_no_generator():
+    torch.manual_seed(0)
+    theirs = DropsNothing(Decides())
+    ours, x = ORTModule(copy.deepcopy(theirs)), torch.randn(3, 4)
+    for seed in range(8):
+        found = []
+        for model in (ours, theirs):
+            torch.manual_seed(seed)
+            found.append((model(x), torch.rand(1)))
+        torch.testing.assert_close(*found)
+    assert explain(ours).engine_calls == 8 and explain(ours).python_ops == ["encoder"]

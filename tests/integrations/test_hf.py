@@ -14,6 +14,7 @@ from ortmodule.hf import (  # noqa: E402
     ORTTrainingArguments,
 )
 from ortmodule.optim import FusedAdam  # noqa: E402
+from tests.integrations.small import assert_same_weights  # noqa: E402
 from tests.selection import each  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
@@ -69,8 +70,7 @@ def test_training_saving_and_resuming(tmp_path, monkeypatch):
     assert (tmp_path / "gpt_execution_model_training.onnx").exists()
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours" / f"checkpoint-{STEPS}")
     assert type(loaded) is transformers.GPT2LMHeadModel
-    for name, tensor in loaded.state_dict().items():
-        assert torch.equal(tensor, ours.model.state_dict()[name]), name
+    assert_same_weights(loaded, ours.model)
 
     resumed = make(tmp_path / "again", optim="adamw_ort_fused")
     resumed.train(resume_from_checkpoint=str(tmp_path / "ours" / "checkpoint-3"))
@@ -97,13 +97,26 @@ def test_sequence_to_sequence(tmp_path):
         vocab_size=256, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0,
         decoder_start_token_id=0, pad_token_id=0,
     )  # fmt: skip
-    torch.manual_seed(0)
-    args = arguments(ORTSeq2SeqTrainingArguments, tmp_path, optim="adamw_ort_fused", predict_with_generate=True)
-    trainer = ORTSeq2SeqTrainer(
-        model_init=lambda: transformers.T5ForConditionalGeneration(config), args=args, train_dataset=rows()
-    )
-    trainer.train()
-    assert explain(trainer.model).engine_calls == STEPS and losses(trainer)[-1] < losses(trainer)[0]
+
+    def trained(folder, start=None):
+        torch.manual_seed(0)
+        args = arguments(
+            ORTSeq2SeqTrainingArguments, folder, optim="adamw_ort_fused", predict_with_generate=True
+        )  # fmt: skip
+        made = ORTSeq2SeqTrainer(
+            model_init=lambda: transformers.T5ForConditionalGeneration(config), args=args, train_dataset=rows()
+        )
+        made.train(resume_from_checkpoint=start)
+        return made
+
+    trainer = trained(tmp_path / "ours")
+    report = explain(trainer.model)
+    assert (report.engine_calls, report.pytorch_calls, report.unreached_steps) == (STEPS, 0, 0)
+    assert losses(trainer)[-1] < losses(trainer)[0]
+    loaded = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "ours" / f"checkpoint-{STEPS}")
+    assert_same_weights(loaded, trainer.model)
+    resumed = trained(tmp_path / "again", str(tmp_path / "ours" / "checkpoint-3"))
+    assert losses(resumed) == pytest.approx(losses(trainer), rel=1e-5)
     assert len(trainer.predict(rows()[:2], max_length=4).predictions) == 2
 
 

@@ -1,4 +1,4 @@
-"""A script's own loop, under our names and those of ONNX Runtime's ORTModule: saved, reloaded, resumed."""
+"""A script's own loop, and the first ORTTrainer, under our names and ONNX Runtime's: saved, reloaded, resumed."""
 
 import importlib
 import sys
@@ -21,16 +21,24 @@ NAMES = {
 }
 
 
-@pytest.fixture(params=NAMES)
-def names(request, monkeypatch):
-    """(ORTModule, FusedAdam)"""
+@pytest.fixture
+def packages(monkeypatch):
+    """The import names of ONNX Runtime are there."""
     monkeypatch.syspath_prepend(str(Path(compat.__file__).parent / "packages"))
-    before = set(sys.modules)
+    before = {name: each for name, each in sys.modules.items() if name.partition(".")[0] == "onnxruntime"}
+    for name in before:  # the official one
+        del sys.modules[name]
+    yield
+    for name in [each for each in sys.modules if each.partition(".")[0] in ("onnxruntime", "torch_ort")]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+@pytest.fixture(params=NAMES)
+def names(request, packages):
+    """(ORTModule, FusedAdam)"""
     wrapper, optimizer = map(importlib.import_module, NAMES[request.param])
-    yield wrapper.ORTModule, optimizer.FusedAdam
-    for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("onnxruntime", "torch_ort"):
-            del sys.modules[name]
+    return wrapper.ORTModule, optimizer.FusedAdam
 
 
 def batches():
@@ -73,3 +81,44 @@ def test_training_saving_and_resuming(names, tmp_path):
     rest = list(batches())[STEPS // 2 :]
     assert train(again, optimizer, rest) == pytest.approx(found[STEPS // 2 :], rel=1e-5)
     assert_in_engine(again, len(rest))
+
+
+DESCRIPTION = {
+    "inputs": [(name, ["batch", "length"]) for name in ("input_ids", "attention_mask", "labels")],
+    "outputs": [("loss", [], True)],
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("module", ["ortmodule", "onnxruntime.training"])
+def test_the_first_trainer(module, packages, tmp_path):
+    """Its own loop: forward, backward, a clipped norm and the step in one call."""
+    training = importlib.import_module(module)
+
+    def made():
+        return training.ORTTrainer(llama(), DESCRIPTION, training.optim.AdamConfig(lr=1e-2, lambda_coef=0.01))
+
+    ours, theirs, path = made(), llama(), tmp_path / "half.pt"
+    found = []
+    for step, batch in enumerate(batches()):
+        found.append(ours.train_step(**batch).item())
+        if step + 1 == STEPS // 2:
+            ours.save_checkpoint(path)
+            saved = {name: tensor.clone() for name, tensor in ours.model.state_dict().items()}
+    optimizer, expected = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.01), []
+    for batch in batches():
+        loss = theirs(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(loss.item())
+    assert found == pytest.approx(expected, rel=1e-4) and found[-1] < found[0]
+    assert_in_engine(ours._engine, STEPS)
+    plain = llama()
+    plain.load_state_dict(torch.load(path)["model"])
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(tensor, saved[name]), name
+    again = made()
+    again.load_checkpoint(path)
+    assert [again.train_step(**batch).item() for batch in list(batches())[STEPS // 2 :]] == found[STEPS // 2 :]

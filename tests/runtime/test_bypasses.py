@@ -1,5 +1,7 @@
 """Ways past the engine: it is captured all the same, or one warning says so, `explain()` counts, STRICT raises."""
 
+import concurrent.futures
+import copy
 import functools
 import types
 import warnings
@@ -102,6 +104,16 @@ def compiled_in_place(model):
     return model
 
 
+def hooked(model):
+    model.register_forward_hook(lambda module, args, result: result + module.model[0](args[0]))
+    return model
+
+
+def in_thread(model, x):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(model, x).result()
+
+
 #: Roads on which the engine comes in: what is called instead of the model.
 REACHED = {
     "a method is assigned": method,
@@ -110,6 +122,14 @@ REACHED = {
     "what is assigned calls its function": around_the_function,
     "torch.compile": functools.partial(torch.compile, backend="eager"),
     "compile() of the module": compiled_in_place,
+    "compiled with others": lambda model: torch.compile(nn.Sequential(model), backend="eager"),
+    "nn.Sequential": nn.Sequential,
+    "nn.DataParallel without a GPU": nn.DataParallel,
+    "a checkpoint around": lambda model: functools.partial(checkpoint, model, use_reentrant=False),
+    "functional_call": lambda model: lambda x: torch.func.functional_call(model, dict(model.named_parameters()), (x,)),
+    "copy.copy": copy.copy,
+    "a hook that calls a submodule": hooked,
+    "a thread": lambda model: functools.partial(in_thread, model),
 }
 
 
@@ -117,16 +137,49 @@ REACHED = {
 def test_the_engine_comes_in(name):
     ours, theirs = make(strict=True)
     called, expected = REACHED[name](ours), theirs if "ompile" in name else REACHED[name](theirs)
+    counted = called if name == "copy.copy" else ours
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         compare(ours, called, theirs, expected)
-    report = explain(ours)
+    report = explain(counted)
     assert (report.engine_calls, report.pytorch_calls, report.unreached_steps) == (STEPS, 0, 0)
     assert report.captured and f"{STEPS} in the engine, 0 in PyTorch" in str(report)
+    assert explain(ours).unreached_steps == 0
 
 
 def transformed(model):
     return lambda x: torch.func.functional_call(model, {}, (x,)) + torch.func.grad(lambda y: model(y).sum())(x)
+
+
+def plain(model):
+    """The module that is wrapped; `wrapped.module` but for a model with an attribute of that name."""
+    return getattr(model, "module", model)
+
+
+def called_by_a_hook(model):
+    around = nn.Identity()
+    around.register_forward_hook(lambda module, args, result: plain(model)(result))
+    return around
+
+
+def with_its_parameters(model):
+    inner = plain(model)
+    return lambda x: torch.func.functional_call(inner, dict(inner.named_parameters()), (x,))
+
+
+#: Other things that are made of the module: what is called is not the wrapper.
+WARNED_AT_STEPS = {
+    "wrapped.module": plain,
+    "wrapped.module.forward": lambda model: plain(model).forward,
+    "the class's forward": lambda model: functools.partial(Net.forward, model),
+    "wrapped.module inside of another": lambda model: nn.Sequential(plain(model)),
+    "functional_call of wrapped.module": with_its_parameters,
+    "a hook that calls wrapped.module": called_by_a_hook,
+    "children one by one": lambda model: nn.Sequential(*model.children()),
+    "torch.export": lambda model: torch.export.export(model, (data(),)).module(),
+    "torch.fx": torch.fx.symbolic_trace,
+    "vmap": lambda model: torch.func.vmap(lambda row: plain(model)(row[None])[0]),
+}
 
 
 def unexported(model):
@@ -148,6 +201,7 @@ PAST = {
     "torch.func": (transformed, (1, 1, 0), "torch.func transforms"),
     "what is assigned cannot be captured": (unexported, (0, 1, 0), "PyTorch runs this module, not the engine"),
     "a layer is a checkpoint": (computes_again, (1, 0, 0), "ORTMODULE_MEMORY_OPT_LEVEL=1"),
+    **{name: (road, (0, 0, 1), "wrap the module that the script calls") for name, road in WARNED_AT_STEPS.items()},
 }
 
 
@@ -305,6 +359,31 @@ def test_a_trainer_that_compiles(strict, compiling, tmp_path):
     assert losses == pytest.approx(expected, rel=1e-4) and len(losses) == STEPS
     report = explain(ours)
     assert (report.engine_calls, report.pytorch_calls, report.unreached_steps) == (STEPS, 0, 0)
+
+
+class Plain(nn.Module):
+    """What `torch.jit` compiles, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.sin(self.linear(x))
+
+
+@pytest.mark.parametrize("make_other", [torch.jit.script, lambda module: torch.jit.trace(module, data())])
+@pytest.mark.parametrize("around", [lambda module: module, nn.Sequential])
+def test_torch_jit(make_other, around):
+    """What it makes is a plain one: steps that train it are warned of."""
+    theirs = Plain()
+    ours = ORTModule(copy.deepcopy(theirs), config=Config(**AT_ONCE))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compare(ours, make_other(around(ours)), theirs, make_other(around(theirs)))
+    told = [str(w.message) for w in caught if "ORTModule(" in str(w.message)]
+    assert len(told) == 1 and "wrap the module that the script calls" in told[0]
+    assert explain(ours).unreached_steps >= STEPS - 1  # the check of a trace calls the module
 
 
 def test_torch_fx():

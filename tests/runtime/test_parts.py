@@ -10,6 +10,7 @@ from torch import nn
 
 from ortmodule import BypassError, Config, ORTModule, explain
 from ortmodule.runtime import parts
+from ortmodule.runtime.capture_budget import Budget
 from tests.runtime.test_bypasses import AT_ONCE
 
 
@@ -71,6 +72,39 @@ def test_parts_are_graphs():
     assert all((part.engine_calls, part.pytorch_calls) == (3, 0) for part in report.parts.values())
     assert 1.0 > report.weights_in_engine > 0.9 and "part       rest.0: 3 calls in the engine" in str(report)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
+
+
+class Passes(nn.Module):
+    """Forward calls what is inside of a submodule, and not that: `self.model.decoder(x)`."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = nn.ModuleDict({"decoder": Decides()})
+        self.around = nn.Sequential()
+        self.around.decoder = Decides()
+
+    def forward(self, x):
+        return self.around.decoder(self.model["decoder"](x)) if max(map(max, x.tolist())) < 100 else x
+
+
+def test_a_submodule_that_is_not_called_makes_way_for_what_is_inside():
+    ours, theirs = pair(Passes())
+    steps = parts.LEAST_UNMET + 3
+    assert_alike(ours, theirs, steps)
+    report = explain(ours)
+    assert set(report.parts) == {"model.decoder", "around.decoder"}
+    for path, calls in (("model.decoder", steps), ("around.decoder", 2)):
+        inner = report.parts[path].parts
+        assert set(inner) == {"first", "rest.0", "rest.1"}
+        assert all((part.engine_calls, part.pytorch_calls) == (calls, 0) for part in inner.values()), str(report)
+
+
+def test_a_submodule_that_waits_stays(monkeypatch):
+    """It is not called as its capture does not fit yet, and would be otherwise."""
+    ours, theirs = pair(Decides())
+    monkeypatch.setattr(Budget, "may_capture_part", lambda budget: False)
+    assert_alike(ours, theirs, 2 * parts.LEAST_UNMET + 3)
+    assert set(explain(ours).parts) == {"first", "rest.0", "rest.1"}
 
 
 def test_parts_of_parts():
