@@ -184,7 +184,8 @@ class Executables:
     ) -> tuple[Executable, Run]:
         """A run with the row counts of earlier steps, where these have been the same for a while. ``seed``: the one
         that was drawn already."""
-        step, known, graphs = (shapes, grads, defers), (), self.session.graphs
+        step, graphs = (shapes, grads, defers), self.session.graphs
+        known: tuple[int, ...] = ()
         guess = self._counts.expected(step)
         plans = [self.prepare(shapes, grads, guess[:k], defers=defers) for k in range(len(guess) + 1)]
         if guess and all(prologue.plan.bounded for prologue in plans[:-1]):
