@@ -63,7 +63,8 @@ class _Standing:
 
 
 def _found(around: Iterable[Any], modules: Iterable[nn.Module]) -> list[Any]:
-    held = [value for m in modules for key, value in vars(m).items() if key not in _ATTRIBUTES]
+    own = [object.__getattribute__(module, "__dict__") for module in modules]  # vars() would be a read of forward's
+    held = [value for attributes in own for key, value in attributes.items() if key not in _ATTRIBUTES]
     held = [value for value in held if not isinstance(value, (*CONSTANTS, torch.Tensor, nn.Module))]
     found = {id(each): each for each in (*around, *values_around(held)) if _is_iterator(each)}
     return list(found.values())

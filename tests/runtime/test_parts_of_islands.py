@@ -166,17 +166,20 @@ def test_verified(rate):
     assert whole.compared == (STEPS if not rate else 1)  # the first has no parts yet
 
 
+CALLS = 100
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_dropout_in_parts():
     """Losses are those of dropout: as many zeros, and the same mean."""
     ours, theirs = pair(Encoder(CHOICES["Python"], 0.5))
     for model in (ours, theirs):
         model.losses = []
-        for number in range(300):
+        for number in range(CALLS):
             seeded(number)
             model.losses.append(model(rows(0)).square().mean().item())
     ours, theirs = torch.tensor(ours.losses), torch.tensor(theirs.losses)
-    assert abs(ours.mean() - theirs.mean()) < 4 * theirs.std() / 300**0.5 * 2
+    assert abs(ours.mean() - theirs.mean()) < 4 * theirs.std() / CALLS**0.5 * 2
 
 
 @pytest.mark.filterwarnings("ignore")
