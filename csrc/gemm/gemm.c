@@ -63,6 +63,81 @@ static bool blas(gemm *g) {
     return true;
 }
 
+/* --- BLAS, of copies ----------------------------------------------------------------------------------------------- */
+
+/* Bytes of an operand that are copied at a time, on the stack; products below so many multiplications are not worth it. */
+enum { COPIED = 1 << 16, WORTH_COPIES = 1 << 14 };
+
+/* C in blocks: each needs of an operand that BLAS does not take as it lies (a row that is all rows, as the gradient of a
+ * mean has it; a reversed one) no more than fits the stack. */
+typedef struct copies_job {
+    const gemm *g;
+    bool copies_a, copies_b;
+    int64_t rows, columns, row_blocks, column_blocks;
+} copies_job;
+
+static void copy_rows(char *to, const char *from, int64_t rows, int64_t columns, int64_t row, int64_t column,
+                      size_t size) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++, to += size) {
+            const char *at = from + (i * row + j * column) * (int64_t)size;
+            if (size == sizeof(float)) memcpy(to, at, sizeof(float));
+            else memcpy(to, at, sizeof(double));
+        }
+}
+
+static void copied_blocks(void *arg, int64_t begin, int64_t end) {
+    const copies_job *j = arg;
+    const gemm *g = j->g;
+    const size_t size = dtype_size(g->type);
+    _Alignas(64) char a[COPIED], b[COPIED];
+
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t blocks = j->row_blocks * j->column_blocks;
+        const int64_t row = i % blocks / j->column_blocks * j->rows, column = i % j->column_blocks * j->columns;
+        const gemm_offsets at = gemm_batch_at(g, i / blocks);
+        gemm one = *g;
+        blas_job job = {.g = &one, .lib = torch_lib_get()};
+        one.n_batch = 0;
+        one.m = g->m - row < j->rows ? g->m - row : j->rows;
+        one.n = g->n - column < j->columns ? g->n - column : j->columns;
+        one.a = (const char *)g->a + (at.a + row * g->a_row) * (int64_t)size;
+        one.b = (const char *)g->b + (at.b + column * g->b_col) * (int64_t)size;
+        one.c = (char *)g->c + (at.c + row * g->c_row + column) * (int64_t)size;
+        if (j->copies_a) {
+            copy_rows(a, one.a, one.m, one.k, g->a_row, g->a_col, size);
+            one.a = a, one.a_row = one.k, one.a_col = 1;
+        }
+        if (j->copies_b) {
+            copy_rows(b, one.b, one.k, one.n, g->b_row, g->b_col, size);
+            one.b = b, one.b_row = one.n, one.b_col = 1;
+        }
+        /* (Blocks of what is stored are stored.) */
+        if (gemm_as_stored(one.m, one.k, one.a_row, one.a_col, &job.a) &&
+            gemm_as_stored(one.k, one.n, one.b_row, one.b_col, &job.b))
+            blas_pairs(&job, 0, 1);
+        else gemm_reference(&one);
+    }
+}
+
+static bool blas_of_copies(gemm *g) {
+    const int64_t fit = COPIED / (int64_t)dtype_size(g->type) / g->k;
+    copies_job j = {.g = g, .rows = g->m, .columns = g->n};
+    gemm_stored any;
+
+    if ((g->type != F32 && g->type != F64) || !blas_has(torch_lib_get(), g) || fit < 1) return false;
+    if (g->m == 1) g->c_row = g->n;
+    if (g->m * g->n * g->k < WORTH_COPIES || g->c_row < g->n || g->c_row > INT_MAX) return false;
+    j.copies_a = !gemm_as_stored(g->m, g->k, g->a_row, g->a_col, &any);
+    j.copies_b = !gemm_as_stored(g->k, g->n, g->b_row, g->b_col, &any);
+    if (j.copies_a && j.rows > fit) j.rows = fit;
+    if (j.copies_b && j.columns > fit) j.columns = fit;
+    j.row_blocks = (g->m + j.rows - 1) / j.rows;
+    j.column_blocks = (g->n + j.columns - 1) / j.columns;
+    parallel_for(gemm_pairs(g) * j.row_blocks * j.column_blocks, 1, copied_blocks, &j);
+    return true;
+}
+
 /* --- torch's 16-bit product --------------------------------------------------------------------------------------- */
 
 /* torch takes its fast way from so many multiplications a call on. */
@@ -157,6 +232,8 @@ static gemm_way run_in_order(gemm *g) {
     if (gemm_packed_pays(g) && gemm_packed(g)) return gemm_packed_way(g);
     if (blas(g)) return GEMM_BLAS;
     if (shim(g)) return GEMM_TORCH;
+    if (gemm_packed(g)) return gemm_packed_way(g);
+    if (blas_of_copies(g)) return GEMM_BLAS;
     gemm_reference(g);
     return GEMM_REFERENCE;
 }
