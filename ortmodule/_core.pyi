@@ -166,8 +166,11 @@ class Plan:
     def foreign(self) -> set[str]:
         """ATen operators that instructions run through torch."""
     @property
+    def pending_keys(self) -> list[int]:
+        """Of a prologue, a key for each of its sizes, as sizes= of plan takes it."""
+    @property
     def prologue(self) -> bool:
-        """Whether this only computes the next size that data decides."""
+        """Whether this only computes the next sizes that data decides."""
     @property
     def bounded(self) -> bool:
         """Whether that size is a bound: a plan for a larger one is right, too."""

@@ -348,38 +348,24 @@ static status element_of(graph *g, value *v, int64_t i, value **out) {
     return v->type == I64 ? OK : emit_with(g, out, "Cast", NODE_ATTRS(INT("to", dtype_table[I64].onnx)), v);
 }
 
-/* E_PENDING for all of these scalars: one prologue finds them, in this order. */
-static status all_pending(graph *g, int count, value **one) {
-    value *at;
-
-    TRY(graph_ints(g, 1, (int64_t[]){1}, &at));
-    for (int i = 0; i < count; i++) TRY(emit(g, &one[i], "Reshape", one[i], at));
-    TRY(graph_emit(g, "Concat", NODE_ATTRS(INT("axis", 0)), count, one, 1, &g->pending));
-    return fail(g->c, E_PENDING, "%d sizes are decided by data", count);
-}
-
 /* A constant with the numbers that `v` holds when this plan runs. */
 static status numbers_of(graph *g, value *v, value **out) {
-    const int count = (int)shape_count(&v->shape);
-    value **unknown, *one;
-    int n_unknown = 0;
+    const int64_t count = shape_count(&v->shape);
+    bool is_pending = false;
 
     TRY(graph_add_constant(g, v->type, &v->shape, NULL, out));
-    TRY(NEW(g->c, unknown, count + 1));
-    for (int i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++) {
         int64_t number = 0;
-        bool is_new = true;
-        TRY(element_of(g, v, i, &one));
         status s = OK;
+        value *one;
+        TRY(element_of(g, v, i, &one));
         if (one->data) number = *(const int64_t *)one->data;
         else s = graph_data_size(g, one, &number);
-        for (int k = 0; k < n_unknown; k++) is_new = is_new && unknown[k] != one;
-        if (s == E_PENDING && is_new) unknown[n_unknown++] = one;
+        is_pending |= s == E_PENDING; /* the others may be, too: one prologue finds them all */
         if (s != E_PENDING) TRY(s);
         dtype_set_int(v->type, (void *)(uintptr_t)(*out)->data, i, number);
     }
-    if (n_unknown > 1) return all_pending(g, n_unknown, unknown);
-    return n_unknown ? fail(g->c, E_PENDING, "a size is decided by data") : OK;
+    return is_pending ? fail(g->c, E_PENDING, "a size is decided by data") : OK;
 }
 
 /* `n` with numbers in the place of the operand that was asked for. E_UNSUPPORTED when they cannot be found: the operand

@@ -140,13 +140,23 @@ status graph_ints(graph *g, int count, const int64_t *x, value **out) {
     return graph_add_constant(g, I64, &SHAPE(count), x, out);
 }
 
+static status note_pending(graph *g, value *v, int64_t key) {
+    if (g->n_pending == 0) g->pending = v;
+    for (int i = 0; i < g->n_pending; i++)
+        if (g->pending_sizes[i].v == v) return fail(g->c, E_PENDING, "a size is decided by data");
+    TRY(MORE(g->c, g->pending_sizes, g->n_pending, g->pending_room));
+    g->pending_sizes[g->n_pending++] = (pending_size){key, v};
+    return fail(g->c, E_PENDING, "a size is decided by data");
+}
+
 status graph_data_size(graph *g, value *v, int64_t *size) {
-    if (!v->sized && g->n_sized == g->n_sizes) {
-        g->pending = v;
-        return fail(g->c, E_PENDING, "a size is decided by data");
-    }
-    if (!v->sized) v->sized = ++g->n_sized;
-    *size = g->sizes[v->sized - 1];
+    const int64_t key = g->place ? g->place + g->n_asked++ : 0;
+
+    for (int i = 0; g->place && !v->sized && i < g->n_known; i++)
+        if (g->known[i].key == key) v->sized = -(i + 1);
+    if (!g->place && !v->sized && g->n_sized < g->n_sizes) v->sized = ++g->n_sized;
+    if (!v->sized) return note_pending(g, v, key);
+    *size = v->sized < 0 ? g->known[-v->sized - 1].size : g->sizes[v->sized - 1];
     return OK;
 }
 

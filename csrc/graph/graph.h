@@ -71,8 +71,8 @@ struct value {
     int n_uses;
     graph_end *ends, **last_end; /* the places that hold it (graph_set_end); last_end: where the next one goes */
     int n_ends;
-    int sized; /* its number among the sizes that data decides, from 1; 0: it is none, or not yet asked for */
-    int mark;  /* scratch of a walk over the graph; means nothing between walks */
+    int sized; /* its number among the sizes that data decides, from 1, negative among known ones; 0: it is none of them yet */
+    int mark; /* scratch of a walk over the graph; means nothing between walks */
 };
 
 struct node {
@@ -96,6 +96,17 @@ typedef struct state_write {
     struct state_write *next;
 } state_write;
 
+/* A size that data decides. The key is the place of the node that asks, and which of its sizes this is; of what passes ask
+ * for 0. */
+typedef struct known_size {
+    int64_t key, size;
+} known_size;
+typedef struct pending_size {
+    int64_t key;
+    value *v;
+} pending_size;
+enum { MODEL_PLACE = 1 << 16 }; /* how far the places of nodes lie apart; the first is MODEL_PLACE */
+
 struct graph {
     ctx *c;
     ctx *scratch; /* memory that dies with the pass that runs (passes/pipeline.c); outside of passes `c` */
@@ -111,14 +122,23 @@ struct graph {
     int n_input_grads;
     int opset; /* of the default domain */
     int n_values, n_nodes;
-    int n_random;         /* keys given to random nodes so far */
-    int n_simplified;     /* nodes that did not have to get in */
-    const int64_t *sizes; /* sizes that data decides, as far as they are known, in the order they are asked for */
+    int n_random;     /* keys given to random nodes so far */
+    int n_simplified; /* nodes that did not have to get in */
+    const known_size
+        *known; /* sizes that data decides, as far as they are known: those that the model's nodes ask for */
+    int n_known;
+    int64_t place;        /* of the model's node that is emitted; 0: none is */
+    int n_asked;          /* sizes that this node has asked for so far */
+    const int64_t *sizes; /* those that passes ask for, in this order */
     int n_sizes;
     int n_sized;      /* of them, those that a value holds (value.sized) */
     const host *host; /* runs nodes of its own, or NULL (graph/host.h) */
     value *asked;     /* the operand whose numbers an inference wants (E_DATA) */
-    value *pending;   /* the value that holds the first size that is not known, or several: a vector */
+    value
+        *pending; /* the value that holds the first size that is not known; behind make_prologue all that are pending */
+    pending_size
+        *pending_sizes; /* all that were asked for; none where what Python returns is asked for (ops/host_call.c) */
+    int n_pending, pending_room;
     int64_t folded,
         fold_most;       /* bytes of results that were computed while the graph was made; 0, or the most of them */
     bool padding_unseen; /* the caller reads no results of tokens that are padding */

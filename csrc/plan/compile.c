@@ -26,6 +26,8 @@ static status rewrite(graph *g, const compile_options *o, int *fired, made_by *m
 /* A graph with nothing in it yet. */
 static status graph_for(ctx *c, const compile_options *o, graph **out) {
     TRY(graph_new(c, out));
+    (*out)->known = o->known;
+    (*out)->n_known = o->n_known;
     (*out)->sizes = o->sizes;
     (*out)->n_sizes = o->n_sizes;
     (*out)->host = o->host;

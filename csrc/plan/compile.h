@@ -8,7 +8,8 @@
 
 typedef struct compile_options {
     const bool *output_grads; /* [outputs] which receive gradients; NULL: inference, no backward */
-    int n_sizes;              /* sizes that data decides, as far as they are known (shape/specialise.h) */
+    int n_known, n_sizes;     /* sizes that data decides, as far as they are known: the model's, and those of passes */
+    const known_size *known;
     const int64_t *sizes;
     const host *host;                  /* tells what its nodes compute; NULL: models must not have any */
     bool padding_unseen;               /* the caller reads no results of tokens that are padding */

@@ -101,20 +101,33 @@ static int parse_flags(PyObject *list, int count, const char *what, const char *
 
 enum { MOST_SIZES = 1024 };
 
-static int parse_sizes(PyObject *list, int64_t sizes[MOST_SIZES]) {
-    Py_ssize_t n = PySequence_Size(list);
+typedef struct size_lists {
+    known_size known[MOST_SIZES];
+    int64_t sizes[MOST_SIZES];
+    int n_known, n_sizes;
+} size_lists;
 
-    if (n > MOST_SIZES) {
-        PyErr_Format(PyExc_ValueError, "%zd sizes; at most %d are supported", n, MOST_SIZES);
+/* A key, a size, a key, a size, ...: as plan.pending_keys has the keys. */
+static int parse_sizes(PyObject *list, size_lists *out) {
+    const Py_ssize_t n = PySequence_Size(list);
+
+    if (n % 2 || n > 2 * MOST_SIZES) {
+        PyErr_Format(PyExc_ValueError, "%zd keys and sizes; they come in pairs, and at most %d are supported", n,
+                     MOST_SIZES);
         return -1;
     }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *item = PySequence_GetItem(list, i);
-        sizes[i] = item ? PyLong_AsLongLong(item) : -1;
-        Py_XDECREF(item);
-        if (PyErr_Occurred()) return -1;
+    for (Py_ssize_t i = 0; i < n; i += 2) {
+        int64_t pair[2];
+        for (int k = 0; k < 2; k++) {
+            PyObject *item = PySequence_GetItem(list, i + k);
+            pair[k] = item ? PyLong_AsLongLong(item) : -1;
+            Py_XDECREF(item);
+            if (PyErr_Occurred()) return -1;
+        }
+        if (pair[0] >= MODEL_PLACE) out->known[out->n_known++] = (known_size){pair[0], pair[1]};
+        else out->sizes[out->n_sizes++] = pair[1];
     }
-    return (int)n;
+    return 0;
 }
 
 static void free_wishes(const recompute_request *r) {
@@ -169,8 +182,8 @@ PyDoc_STRVAR(
     "     clusters=None, triton=None, offload=None, joint_from=0) -> Plan\n\n"
     "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
     "output_grads: which outputs receive a gradient; None plans inference only.\n"
-    "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
-    "output, the next of them: run it and ask again.\n"
+    "sizes: keys and sizes that data decides in turn, as far as they are known. A plan whose `prologue` is true has one\n"
+    "output, the next of them, whose keys are `pending_keys`: run it and ask again.\n"
     "host: knows the nodes of Python's, if there are any (ortmodule/host/host_node.py).\n"
     "padding_unseen: results for tokens that are padding may be zeros.\n"
     "recompute: 1, backward computes layers again; 2, all that needs less memory.\n"
@@ -229,8 +242,8 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *from_host = NULL, *clusters = Py_None;
     PyObject *triton = Py_None, *result = NULL;
     const struct triton_rules *rules = NULL;
-    int64_t sizes[MOST_SIZES];
-    int n_sizes = 0, device = ON_CPU, unseen = 0, any_size = 0, goal = RECOMPUTE_CHEAP;
+    size_lists lists = {.n_known = 0};
+    int device = ON_CPU, unseen = 0, any_size = 0, goal = RECOMPUTE_CHEAP;
     unsigned long long off = 0;
     long long budget = 0, joint_from = 0;
     recompute_request again = {RECOMPUTE_CHEAP};
@@ -256,14 +269,16 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
         PyErr_NoMemory();
         goto done;
     }
-    if ((known && (n_sizes = parse_sizes(known, sizes)) < 0) || parse_inputs(g, inputs, needs, specs, needed) < 0 ||
+    if ((known && parse_sizes(known, &lists) < 0) || parse_inputs(g, inputs, needs, specs, needed) < 0 ||
         parse_request(clusters, goal, folder, &again) < 0 || parse_triton_rules(&of_rules, triton, &rules) < 0 ||
         (grads != Py_None && parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", flags) < 0))
         goto done;
     compile_options o = {.output_grads = grads == Py_None ? NULL : flags,
                          .disabled_passes = off,
-                         .n_sizes = n_sizes,
-                         .sizes = sizes,
+                         .n_known = lists.n_known,
+                         .known = lists.known,
+                         .n_sizes = lists.n_sizes,
+                         .sizes = lists.sizes,
                          .host = python_host_init(&from_python, from_host),
                          .padding_unseen = unseen,
                          .triton = rules,

@@ -458,6 +458,18 @@ static PyObject *get_prologue(PyObject *object, void *unused) {
     return PyBool_FromLong(plan_of(object)->g->pending != NULL);
 }
 
+static PyObject *get_pending_keys(PyObject *object, void *unused) {
+    const graph *g = plan_of(object)->g;
+    PyObject *keys = PyList_New(g->n_pending);
+
+    (void)unused;
+    for (int i = 0; keys && i < g->n_pending; i++) {
+        PyObject *key = PyLong_FromLongLong(g->pending_sizes[i].key);
+        if (!key || PyList_SetItem(keys, i, key) < 0) Py_CLEAR(keys);
+    }
+    return keys;
+}
+
 /* Is it a prologue whose only output an operator of this name computes? (A pass may have replaced the pending value.) */
 static PyObject *is_prologue_of(PyObject *object, const char *name) {
     const graph *g = plan_of(object)->g;
@@ -573,7 +585,9 @@ static PyGetSetDef plan_getset[] = {
     {"nodes", get_nodes, NULL, "(forward, backward) instructions", NULL},
     {"fired", get_fired, NULL, "{pass name: how often it changed something}", NULL},
     {"foreign", get_foreign, NULL, "ATen operators that instructions run through torch", NULL},
-    {"prologue", get_prologue, NULL, "whether this only computes the next size that data decides", NULL},
+    {"prologue", get_prologue, NULL, "whether this only computes the next sizes that data decides", NULL},
+    {"pending_keys", get_pending_keys, NULL, "of a prologue, a key for each of its sizes, as sizes= of plan takes it",
+     NULL},
     {"bounded", get_bounded, NULL, "whether that size is a bound: a plan for a larger one is right, too", NULL},
     {"probe", get_probe, NULL, "whether it is a prologue for what the host does not know yet", NULL},
     {"random", get_random, NULL, "whether a run needs a seed", NULL},

@@ -9,6 +9,7 @@
 #include "ops/op.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 static status check_input(ctx *c, const value *declared, const input_spec *spec) {
     const char *name = declared->name ? declared->name : "?";
@@ -42,10 +43,21 @@ static status emit_model_node(graph *g, const node *n, value **map, value **buff
                         n->name ? n->name : "-");
     }
     g->emit_name = n->name;
+    g->n_asked = 0;
     TRY(graph_emit_op(g, n->op, n->attrs, n->n_in, in, n->n_out, out));
     for (int i = 0; i < n->n_out; i++)
         if (n->out[i]) map[n->out[i]->id] = out[i];
     return OK;
+}
+
+/* One vector of all pending sizes, since a prologue has one output. */
+static status join_pending(graph *g) {
+    value **all, *one;
+
+    TRY(NEW(g->c, all, g->n_pending));
+    TRY(graph_ints(g, 1, (int64_t[]){1}, &one));
+    for (int i = 0; i < g->n_pending; i++) TRY(emit(g, &all[i], "Reshape", g->pending_sizes[i].v, one));
+    return graph_emit(g, "Concat", NODE_ATTRS(INT("axis", 0)), g->n_pending, all, 1, &g->pending);
 }
 
 status make_prologue(graph *g) {
@@ -55,7 +67,43 @@ status make_prologue(graph *g) {
     for (int i = 0; i < g->n_outputs; i++) TRY(graph_set_end(g, &g->outputs[i], NULL));
     g->writes = NULL;
     g->n_outputs = 0;
+    if (g->n_pending > 1) TRY(join_pending(g));
     return graph_add_output(g, g->pending);
+}
+
+/* Does a draw decide `v`? `seen`: values that none decides, by their ids. */
+static bool is_drawn(const value *v, bool *seen) {
+    if (!v->def || seen[v->id]) return false;
+    if (v->def->op->flags & RANDOM) return true;
+    seen[v->id] = true;
+    for (int i = 0; i < v->def->n_in; i++)
+        if (v->def->in[i] && is_drawn(v->def->in[i], seen)) return true;
+    return false;
+}
+
+static bool is_computed(const node *n, value *const *map) {
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] && !n->in[i]->data && !map[n->in[i]->id]) return false;
+    return true;
+}
+
+/* Behind a node that waits for a size: what other nodes will ask for, so that one prologue finds it, too. A node that cannot
+ * be emitted now, for whatever reason, is looked at again when this size is known. What is drawn is not looked for: a
+ * generator would be further than in the plan. */
+static status look_ahead(graph *g, const node *n, value **map, value **buffer) {
+    for (; n; n = n->next) {
+        const int before = g->n_pending;
+        g->place += MODEL_PLACE;
+        if (!is_computed(n, map) || strcmp(n->op->name, "PythonOp") == 0) continue;
+        const status s = emit_model_node(g, n, map, buffer);
+        if (s == E_NOMEM) return s;
+        if (g->n_pending == before) continue;
+        bool *seen;
+        TRY(NEW(g->c, seen, g->n_values));
+        for (int i = before; i < g->n_pending; i++)
+            if (is_drawn(g->pending_sizes[i].v, seen)) g->n_pending = before;
+    }
+    return OK;
 }
 
 status specialise(graph *g, const graph *model, const input_spec *specs) {
@@ -77,11 +125,17 @@ status specialise(graph *g, const graph *model, const input_spec *specs) {
         if (n->n_in + n->n_out > widest) widest = n->n_in + n->n_out;
     TRY(NEW(c, buffer, widest));
     for (const node *n = model->first; n; n = n->next) {
+        g->place += MODEL_PLACE;
         status s = emit_model_node(g, n, map, buffer);
-        if (s == E_PENDING) return make_prologue(g);
+        if (s == E_PENDING) {
+            if (g->n_pending) TRY(look_ahead(g, n->next, map, buffer));
+            g->place = 0;
+            return make_prologue(g);
+        }
         TRY(s);
     }
     g->emit_name = NULL;
+    g->place = 0;
 
     for (int i = 0; i < model->n_outputs; i++) {
         value *v = model->outputs[i];

@@ -355,7 +355,12 @@ def run_planned(
         if found.probe and calls is not None:
             calls.known.changed()
         else:
-            sizes = (*sizes, *run.outputs[0].reshape(-1).tolist())
+            sizes = (*sizes, *_keyed(found, run.outputs[0].reshape(-1).tolist()))
+
+
+def _keyed(prologue: _core.Plan, numbers: Sequence[int]) -> tuple[int, ...]:
+    """What a prologue has found, as ``sizes`` of :meth:`Session.plan`: a key, a number, ..."""
+    return tuple(x for pair in zip(prologue.pending_keys, numbers, strict=True) for x in pair)
 
 
 def _tune(tuning: Tuning, plan: _core.Plan, gpu: torch.device | None) -> None:
@@ -419,8 +424,8 @@ class Session:
         """The plan for inputs of these ``(dtype name, shape)``; made when it is not known yet.
 
         ``needs_grad``: one flag for each input. ``output_grads``: which outputs receive a gradient; None: inference.
-        ``sizes``: sizes that data decides (elements a mask selects), as far as they are known. A plan that is a
-        ``prologue`` only computes the next of them; with `probe`, what ``calls`` learns by running a node.
+        ``sizes``: sizes that data decides (elements a mask selects), as far as they are known, each behind its key. A
+        plan that is a ``prologue`` only computes the next of them; with `probe`, what ``calls`` learns by running a node.
         ``gpu``: where the tensors are, unless on the CPU. ``adds``: for a step that adds to gradients of earlier ones,
         where that makes another plan.
         """
@@ -527,9 +532,9 @@ class Session:
         run = Run(prologue, tensors, seed)
         found = run.outputs[0].reshape(-1)
         if run.gpu is None:
-            return lambda: tuple(found.tolist())
+            return lambda: _keyed(prologue, found.tolist())
         numbers = [_core.read(one, run.gpu.index or 0, stream_of(run.gpu)) for one in found]
-        return lambda: tuple(number.value() for number in numbers)
+        return lambda: _keyed(prologue, [number.value() for number in numbers])
 
     def calls(self) -> Calls | None:
         """For one run: its nodes that PyTorch runs."""

@@ -258,11 +258,13 @@ def test_wrong_descriptions_of_inputs(specs, needs, grads, exception):
 
 def test_sizes_that_data_decides_do_not_lie():
     read = _core.Model(model([("NonZero", "a", "n"), ("Cast", "n", "y", {"to": FLOAT})], ["a"]))
-    assert read.plan(SPECS[:1], [False]).prologue
-    for sizes in ([-1], [2**62], [5] * 300, ["one"], [None], 3):
+    prologue = read.plan(SPECS[:1], [False])
+    assert prologue.prologue
+    (key,) = prologue.pending_keys
+    for sizes in ([key, -1], [key, 2**62], [key], [5] * 3000, [key, "one"], [None, 3], [key, None], 3):
         with pytest.raises((*DOCUMENTED, OverflowError)):
             read.plan(SPECS[:1], [False], sizes=sizes)
-    lying = read.plan(SPECS[:1], [False], sizes=[3])  # of four
+    lying = read.plan(SPECS[:1], [False], sizes=[key, 3])  # of four
     arena = _core.empty(torch.Tensor, "uint8", (lying.arena_bytes,)) if lying.arena_bytes else None
     outputs = [_core.empty(torch.Tensor, *spec) for spec in lying.outputs]
     refused(lambda: lying.forward(arena, [torch.ones(4)], outputs, [], 0), Error)

@@ -65,6 +65,8 @@ status planned_make(planned *p, const graph *model, const input_spec *inputs, co
 
     memset(p, 0, sizeof *p);
     for (;;) {
+        options.known = p->known;
+        options.n_known = p->n_known;
         options.sizes = p->sizes;
         options.n_sizes = p->n_sizes;
         TRY(checked(&p->m, machine_make(&p->m, model, inputs, &options)));
@@ -73,9 +75,17 @@ status planned_make(planned *p, const graph *model, const input_spec *inputs, co
             return fail(&p->m.c, E_UNSUPPORTED, "a run takes %lld bytes", (long long)plan_bytes(p->m.p));
         if (fill) fill(arg, &p->m);
         if (!p->m.p->g->pending) return OK;
-        if (p->n_sizes == MOST_SIZES) return fail(&p->m.c, E_UNSUPPORTED, "data decides too many sizes");
+        const graph *g = p->m.p->g;
+        if (p->n_sizes + p->n_known + g->n_pending > MOST_SIZES)
+            return fail(&p->m.c, E_UNSUPPORTED, "data decides too many sizes");
         TRY(checked(&p->m, machine_forward(&p->m)));
-        memcpy(&p->sizes[p->n_sizes++], p->m.memory[AT_OUTPUT][0], sizeof(int64_t));
+        for (int i = 0; i < g->n_pending; i++) {
+            const int64_t key = g->pending_sizes[i].key;
+            int64_t size;
+            memcpy(&size, (const char *)p->m.memory[AT_OUTPUT][0] + (size_t)i * sizeof size, sizeof size);
+            if (key >= MODEL_PLACE) p->known[p->n_known++] = (known_size){key, size};
+            else p->sizes[p->n_sizes++] = size;
+        }
         machine_free(&p->m);
     }
 }

@@ -9,8 +9,9 @@ enum { MOST_SIZES = 64 };
 
 typedef struct planned {
     machine m;
+    known_size known[MOST_SIZES];
     int64_t sizes[MOST_SIZES];
-    int n_sizes;
+    int n_known, n_sizes;
 } planned;
 
 /* Fills the inputs' memory before a run; NULL: zeros. */
