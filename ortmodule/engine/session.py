@@ -425,7 +425,8 @@ class Session:
 
         ``needs_grad``: one flag for each input. ``output_grads``: which outputs receive a gradient; None: inference.
         ``sizes``: sizes that data decides (elements a mask selects), as far as they are known, each behind its key. A
-        plan that is a ``prologue`` only computes the next of them; with `probe`, what ``calls`` learns by running a node.
+        plan that is a ``prologue`` only computes the next of them; with `probe`, what ``calls`` learns by running a
+        node.
         ``gpu``: where the tensors are, unless on the CPU. ``adds``: for a step that adds to gradients of earlier ones,
         where that makes another plan.
         """
