@@ -140,7 +140,11 @@ assert "KERNEL(chain" in text and "1 / sqrt(x)" in text, text
 """
 
 
-@pytest.mark.emulated
+#: What lists the operators is included by many files: minutes of compiling, so the CPU's build alone is for --full.
+COMPILES_MUCH = pytest.mark.emulated if _core.emulated else pytest.mark.full
+
+
+@COMPILES_MUCH
 def test_a_new_operator(tmp_path):
     """In a copy of the tree, where what has changed is compiled: its cases pass, it is exported, chains have it."""
     blocks = additions("Add an operator")
