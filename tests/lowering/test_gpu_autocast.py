@@ -120,7 +120,13 @@ def test_models_are_captured(name):
     model = architecture.build().train()
     ours, batch = ORTModule(model), architecture.batch(model, 0, torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16):
-        expected, loss = loss_of(model(**batch)), loss_of(ours(**batch))
+        try:
+            expected = loss_of(model(**batch))
+        except RuntimeError as error:
+            if "could not create a primitive" not in str(error):
+                raise
+            pytest.skip("PyTorch has none in bfloat16 for this CPU")
+        loss = loss_of(ours(**batch))
     report = explain(ours)
     assert report.captured, report.fallback
     assert loss.dtype == expected.dtype
