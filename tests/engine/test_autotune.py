@@ -94,6 +94,8 @@ def test_a_forced_choice_runs_and_changes_nothing_but_rounding(settings, tmp_pat
     of = (dtype, kind == "autocast")
     expected = step(net().to(dtype), *of)
     step(ORTModule(net().to(dtype)), *of)
+    if not file.exists():
+        pytest.skip("this CPU has one way for these products, and nothing to measure")
     content = json.loads(file.read_text())
     entries = autotune._here(content)["products"].values()
     can = [way in entry["seconds"] for entry in entries]

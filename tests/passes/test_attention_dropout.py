@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ortmodule import explain
+from tests.cpu import HAS_AVX512_BF16
 from tests.exact import assert_as_near, check_step, drawn, recorded
 from tests.passes.test_attention import fused, text_of
 from tests.passes.test_rows import LANGUAGE, Loss, language, model
@@ -104,6 +105,7 @@ def test_rates(dtype, rate):
     check(dtype, 130, 300, rate=rate)
 
 
+@pytest.mark.skipif(not HAS_AVX512_BF16, reason="this CPU has no kernel of ours for 16-bit products")
 @pytest.mark.parametrize("dtype", NARROW, ids=["bfloat16", "float16"])
 def test_by_default(dtype, monkeypatch):
     """Where the operator is taken without being asked for."""
