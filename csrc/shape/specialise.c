@@ -9,7 +9,6 @@
 #include "ops/op.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 static status check_input(ctx *c, const value *declared, const input_spec *spec) {
     const char *name = declared->name ? declared->name : "?";
@@ -94,7 +93,7 @@ static status look_ahead(graph *g, const node *n, value **map, value **buffer) {
     for (; n; n = n->next) {
         const int before = g->n_pending;
         g->place += MODEL_PLACE;
-        if (!is_computed(n, map) || strcmp(n->op->name, "PythonOp") == 0) continue;
+        if (!is_computed(n, map) || (n->op->flags & EFFECT)) continue;
         const status s = emit_model_node(g, n, map, buffer);
         if (s == E_NOMEM) return s;
         if (g->n_pending == before) continue;

@@ -36,14 +36,14 @@ class ConversionCalls:
     _asked: set[types.CodeType] = field(default_factory=set)
     _found: bool = False
 
-    def meet(self, frame: types.FrameType | None) -> bool:
-        """``frame`` converts a number. Will another trace see the call?"""
+    def meet(self, frame: types.FrameType | None) -> None:
+        """``frame`` converts a number: another trace sees the call, if its code can be found."""
         if frame is None or frame.f_code in self._asked or frame.f_code.co_filename.startswith(PACKAGE):
-            return False
+            return
         code = frame.f_code
         self._asked.add(code)
         if not any(_calls(code)):
-            return False
+            return
         # A comprehension or an inner function is made anew in each call, from the code of what is around it.
         while frame is not None:
             if any(each is code for each in all_of(frame.f_code)):
@@ -51,7 +51,6 @@ class ConversionCalls:
                 self.functions += [f for f in fitting if not any(f is known for known in self.functions)]
                 self._found |= bool(fitting)
             frame = frame.f_back
-        return self._found
 
     def new(self) -> bool:
         """Have there been such calls since this was asked last?"""

@@ -7,7 +7,7 @@ closures, lists and dictionaries, another object stands in its place for the tim
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,20 +52,28 @@ def replaced(draw: Callable[[Any, tuple, dict[str, Any]], Any]) -> Iterator[None
     """Inside, what the generators that are alive draw goes through ``draw``."""
     generators = _alive()
     standing = {id(each): _Standing(each, draw) for each in generators}
+    own = (generators, rng_state.generators())
+    holders = [each for each in referrers(generators) if not any(each is mine for mine in own)] if generators else []
+    with in_places_of(standing, holders):
+        yield
+
+
+@contextmanager
+def in_places_of(standing: dict[int, Any], holders: Iterable[Any]) -> Iterator[None]:
+    """Inside, wherever ``holders`` have an object whose id is in ``standing``, they have what stands there for it."""
     places: list[tuple[Callable[[Any], None], Any]] = []
     try:
-        for holder in referrers(generators) if generators else ():
-            if holder is not generators and holder is not rng_state.generators():
-                for put, generator in places_in(holder, standing):
-                    places.append((put, generator))
-                    put(standing[id(generator)])
+        for holder in holders:
+            for put, each in _places_in(holder, standing):
+                places.append((put, each))
+                put(standing[id(each)])
         yield
     finally:
-        for put, generator in places:
-            put(generator)
+        for put, each in places:
+            put(each)
 
 
-def places_in(holder: Any, known: dict[int, Any]) -> list[tuple[Callable[[Any], None], Any]]:
+def _places_in(holder: Any, known: dict[int, Any]) -> list[tuple[Callable[[Any], None], Any]]:
     """Functions that put another object into a place of ``holder``, with the objects there whose ids are ``known``."""
     if isinstance(holder, types.CellType):
         return [(lambda value: setattr(holder, "cell_contents", value), holder.cell_contents)]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortmodule.capture.held_generators import places_in
+from ortmodule.capture.held_generators import in_places_of
 from ortmodule.capture.scalar_guards import user_line
 from ortmodule.core.classes import is_made_by_statement
 from ortmodule.core.errors import NotTraceable
@@ -79,21 +79,10 @@ def refused(around: Iterable[Any], modules: Iterable[nn.Module], fail: Callable[
         return fail(NotTraceable(f"{user_line()} {ADVANCES}"))
 
     iterators = _found(around, modules)
-    standing = {id(each): _Standing(each, refuse) for each in iterators}
-    places: list[tuple[Callable[[Any], None], Any]] = []
-    try:
-        for holder in referrers(iterators) if iterators else ():
-            if isinstance(holder, _FIXED):
-                fail(
-                    NotTraceable(
-                        f"an iterator is in a {type(holder).__name__} that forward can get to; if it {ADVANCES}"
-                    )
-                )
-            if holder is not iterators:
-                for put, iterator in places_in(holder, standing):
-                    places.append((put, iterator))
-                    put(standing[id(iterator)])
+    holders = [each for each in referrers(iterators) if each is not iterators] if iterators else []
+    for holder in holders:
+        if isinstance(holder, _FIXED):
+            kind = type(holder).__name__
+            fail(NotTraceable(f"an iterator is in a {kind} that forward can get to; if it {ADVANCES}"))
+    with in_places_of({id(each): _Standing(each, refuse) for each in iterators}, holders):
         yield
-    finally:
-        for put, iterator in places:
-            put(iterator)
