@@ -240,8 +240,11 @@ def _is_or_wraps(self: ORTModule, other: object) -> bool:
 
 def _change_class(self: ORTModule, cls: Any) -> None:
     """The plain module gets another class, derived from its own, as `torch.nn.utils.parametrize` makes one; the wrapper
-    is of that, too."""
+    is of that, too. One that FSDP2 makes is the wrapper's alone, as are the hooks and the state that come with it."""
     module, before = self._ortmodule.module, type(self)
+    if is_sharded(cls) and not is_sharded(before):
+        vars(object)["__class__"].__set__(self, cls)
+        return
     if cls is ORTModule:  # parametrize takes the first base of a class for the one that there was before
         plain: Any = type(module).__bases__[0]
     elif issubclass(cls, before):

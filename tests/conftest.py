@@ -1,6 +1,7 @@
 """Options and settings of the whole suite.
 
 --full                exhaustive: every architecture, long random search
+--some                of tests with many cases that are alike some, as the whole run takes them (tests/selection.py)
 --fast                a sample of every kind (tests/selection.py), without files: of those that it is from
 --resume FILE         leaves out the tests whose names are in the file, and adds those that pass
 --share I/N           only one of N parts, of about one size
@@ -76,6 +77,7 @@ def loggers_as_before():
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="the exhaustive form: all architectures, long random search")
+    parser.addoption("--some", action="store_true", help="of tests with many cases that are alike, some")
     parser.addoption("--fast", action="store_true", help="a sample of every kind of test")
     parser.addoption("--resume", metavar="FILE", help="leave out tests named in FILE, add those that pass")
     parser.addoption("--ran", metavar="FILE", help="add to FILE which tests were collected, run and skipped")
@@ -155,7 +157,7 @@ def _for_full(config, items):
     full = {
         item for item in items if item.get_closest_marker("full") is not None
     }  # (keywords have names of folders, too)
-    if torch.cuda.is_available():  # a GPU is quick, and seldom there
+    if not config.getoption("--some"):
         return full
     names = waiting([item.nodeid for item in items if item not in full])
     return full | {item for item in items if item.nodeid in names}

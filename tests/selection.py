@@ -1,4 +1,4 @@
-"""Which parameters of a test the ordinary run takes (--full takes all), and which tests --fast does."""
+"""Which parameters of a test --full alone takes, which cases --some, and which tests --fast."""
 
 import zlib
 from collections import Counter
@@ -27,8 +27,8 @@ def half(values):
     return list(values)[::2]
 
 
-#: Tests of these folders capture a model in each case. Of a test with at least so many cases, which are alike then, the
-#: ordinary run takes one of so many.
+#: Tests of these folders capture a model in each case. Of a test with at least so many cases, which are alike then, --some
+#: takes one of so many.
 CAPTURING = (
     "capture", "cuda", "debug", "gpu", "guards", "host", "lowering", "models", "optim", "passes", "probe", "runtime",
 )  # fmt: skip
@@ -52,7 +52,7 @@ ONE_OF = {
 
 
 def waiting(names):
-    """Those of ``names`` (all cases of tests that the ordinary run may take) that are left to --full, drawn by name."""
+    """Those of ``names`` (all cases of tests that the ordinary run may take) that --some leaves out, drawn by name."""
     cases = Counter(name.partition("[")[0] for name in names)
     found = set()
     for name in names:

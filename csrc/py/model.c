@@ -225,12 +225,34 @@ static status make_plan(ctx *c, const graph *g, const input_spec *specs, const c
     return s;
 }
 
-/* Types, shapes and needs for gradients of the inputs; `needed`: room for a flag each. */
-static int parse_inputs(const graph *g, PyObject *inputs, PyObject *needs, input_spec *specs, bool *needed) {
-    if (parse_specs(inputs, g->n_inputs, specs) < 0) return -1;
-    if (parse_flags(needs, g->n_inputs, "needs_grad flags", "inputs", needed) < 0) return -1;
-    for (int i = 0; i < g->n_inputs; i++) specs[i].needs_grad = needed[i];
-    return 0;
+/* What is said of each input and output of a model. */
+typedef struct boundary {
+    input_spec *specs;
+    bool *needed; /* the inputs' flags, as they are parsed */
+    bool *flags;  /* of each output: does it receive a gradient? */
+} boundary;
+
+static int boundary_init(const graph *g, boundary *b) {
+    b->specs = calloc((size_t)g->n_inputs + 1, sizeof *b->specs);
+    b->needed = calloc((size_t)g->n_inputs + 1, sizeof *b->needed);
+    b->flags = calloc((size_t)g->n_outputs + 1, sizeof *b->flags);
+    if (b->specs && b->needed && b->flags) return 0;
+    PyErr_NoMemory();
+    return -1;
+}
+
+static void boundary_free(boundary *b) {
+    free(b->specs);
+    free(b->needed);
+    free(b->flags);
+}
+
+/* Types, shapes and needs for gradients of the inputs; gradients of the outputs, unless `grads` is None. */
+static int parse_boundary(const graph *g, PyObject *inputs, PyObject *needs, PyObject *grads, boundary *b) {
+    if (parse_specs(inputs, g->n_inputs, b->specs) < 0) return -1;
+    if (parse_flags(needs, g->n_inputs, "needs_grad flags", "inputs", b->needed) < 0) return -1;
+    for (int i = 0; i < g->n_inputs; i++) b->specs[i].needs_grad = b->needed[i];
+    return grads == Py_None ? 0 : parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", b->flags);
 }
 
 static char *plan_arguments[] = {
@@ -248,8 +270,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     long long budget = 0, joint_from = 0;
     recompute_request again = {RECOMPUTE_CHEAP};
     graph *g = check_graph(object);
-    input_spec *specs = NULL;
-    bool *needed = NULL, *flags = NULL;
+    boundary b = {0};
     python_host from_python;
     const char *folder = NULL;
     plan *p = NULL;
@@ -262,18 +283,11 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
                                            &any_size, &clusters, &triton, &folder, &joint_from))
         return NULL;
     ctx_init(&of_rules);
-    specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
-    needed = calloc((size_t)g->n_inputs + 1, sizeof *needed);
-    flags = calloc((size_t)g->n_outputs + 1, sizeof *flags);
-    if (!specs || !needed || !flags) {
-        PyErr_NoMemory();
+    if (boundary_init(g, &b) < 0 || (known && parse_sizes(known, &lists) < 0) ||
+        parse_boundary(g, inputs, needs, grads, &b) < 0 || parse_request(clusters, goal, folder, &again) < 0 ||
+        parse_triton_rules(&of_rules, triton, &rules) < 0)
         goto done;
-    }
-    if ((known && parse_sizes(known, &lists) < 0) || parse_inputs(g, inputs, needs, specs, needed) < 0 ||
-        parse_request(clusters, goal, folder, &again) < 0 || parse_triton_rules(&of_rules, triton, &rules) < 0 ||
-        (grads != Py_None && parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", flags) < 0))
-        goto done;
-    compile_options o = {.output_grads = grads == Py_None ? NULL : flags,
+    compile_options o = {.output_grads = grads == Py_None ? NULL : b.flags,
                          .disabled_passes = off,
                          .n_known = lists.n_known,
                          .known = lists.known,
@@ -286,16 +300,14 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
                          .any_size = any_size,
                          .again = again,
                          .joint_from = joint_from};
-    s = make_plan(&c, g, specs, &o, budget, device, &p);
+    s = make_plan(&c, g, b.specs, &o, budget, device, &p);
     if (s != OK) raise_status(m, &c.err);
     else result = plan_object_new(m, object, &c, p, device, folder); /* takes the context over, even when it fails */
     if (s == OK) ctx_init(&c);
 done:
     ctx_release(&c);
     ctx_release(&of_rules);
-    free(specs);
-    free(needed);
-    free(flags);
+    boundary_free(&b);
     free_wishes(&again);
     return result;
 }

