@@ -27,8 +27,8 @@ def half(values):
     return list(values)[::2]
 
 
-#: Tests of these folders capture a model in each case. Of a test with at least so many cases, which are alike then, --some
-#: takes one of so many.
+#: Tests of these folders capture a model in each case. Of a test with at least so many cases, which are alike then,
+#: --some takes one of so many.
 CAPTURING = (
     "capture", "cuda", "debug", "gpu", "guards", "host", "lowering", "models", "optim", "passes", "probe", "runtime",
 )  # fmt: skip
@@ -47,6 +47,7 @@ ONE_OF = {
     "tests/passes/test_attention_dropout.py::test_heads_that_share_keys": 2,
     "tests/passes/test_rows.py::test_ignored_labels": 2,
     "tests/passes/test_rows.py::test_mean_of_the_tokens_that_are_there": 2,
+    "tests/runtime/test_experts.py::test_the_root_is_a_mixture": 3,
     "tests/runtime/test_lazy_logits.py::test_scores_after_a_step_are_those_before_it": 2,
 }
 
@@ -69,6 +70,13 @@ FAST = {
     "tests/ops/test_random.py": 2,
     "tests/ops/test_views.py": 2,
     "tests/passes/test_passes.py": 8,
+    "tests/lowering/test_out_of_factories.py": 1,
+    "tests/capture/test_leaves.py": 1,
+    "tests/host/test_young.py": 1,
+    "tests/debug/test_explain.py": 1,
+    "tests/compat/test_samplers.py": 1,
+    "tests/utils/test_sampler.py": 1,
+    "tests/trainer/test_bad_input.py": 1,
     "tests/models/test_architectures.py": 4,
     "tests/runtime/test_contract.py": 2,
     "tests/guards/test_guards.py": 2,
@@ -80,6 +88,9 @@ FAST = {
     "tests/project/test_files.py": 20,
 }
 FAMILIES = "tests/ops/test_ops.py::test_case["
+#: Folders without a file there: their tests need several processes, another build of the engine, or other libraries, or
+#: take long each.
+NOT_FAST = ("cuda", "distributed", "fuzz", "gpu", "integrations", "probe", "triton_kernels", "zero")
 
 
 def sample(items):

@@ -54,6 +54,7 @@ def unseen(expected, bound):
 
 def assert_near(found, expected, tolerance):
     """Each tensor of ``found`` differs from its fellow by ``tolerance`` times that one's norm at most."""
+    assert 0 <= tolerance < 0.5, "half of what is expected, or nothing, would pass"
     for a, b in zip(found, expected, strict=True):
         a, b = a.detach().double(), b.detach().double()
         assert (a - b).norm() <= tolerance * b.norm() + 1e-30, f"{(a - b).norm() / b.norm():.2e}"

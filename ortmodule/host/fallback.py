@@ -103,7 +103,7 @@ class Fallback:
         if not self.allows(error.cause):
             original = _original(error)
             if type(original).__module__ == BypassError.__module__:
-                raise BypassError(str(original)) from error  # of the package's own, which no one else knows
+                raise BypassError(str(original)) from error  # of the package's own, which users do not know
             raise original
 
     def bypassed(self, text: str) -> None:

@@ -102,6 +102,7 @@ def test_losses_of_a_part_of_each_batch(tmp_path, monkeypatch):
 
 def test_kernels(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "keep_memory", lambda: None)
+    monkeypatch.setattr(kernels, "WIDTH", 64)
     few = ["--only", "Add", "MatMul", "--megabytes", "1", "--turns", "3", "--out", str(tmp_path / "kernels")]
     monkeypatch.setattr(sys, "argv", ["kernels", *few])
     kernels.main()

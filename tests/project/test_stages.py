@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import stages
-from tests.selection import CAPTURING, COLLECTED, FAMILIES, FAST, ONE_OF, ONE_OF_MANY, sample, waiting
+from tests.selection import CAPTURING, COLLECTED, FAMILIES, FAST, NOT_FAST, ONE_OF, ONE_OF_MANY, sample, waiting
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +52,8 @@ def test_fast_is_a_sample_of_every_kind(request):
     here = {item.nodeid.partition("::")[0] for item in items}
     assert {item.nodeid.partition("::")[0] for item in chosen} == here & FAST.keys()
     assert all((ROOT / file).exists() for file in FAST)
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert folders == {file.split("/")[1] for file in FAST} | set(NOT_FAST)
     families = {item.nodeid.partition("[")[2].partition("-")[0] for item in chosen if FAMILIES in item.nodeid}
     assert families == {i.nodeid.partition("[")[2].partition("-")[0] for i in items if FAMILIES in i.nodeid}
 

@@ -1,14 +1,18 @@
 """The comparisons of the tests see what they compare: zeros pass for zeros alone, and small errors for none."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.exact import assert_as_near
+from tests.models import compare, trial
 from tests.ops.harness import Blind, assert_same
 from tests.probe.trial import COARSE, ENTRIES, apart, times_of
-from tests.tolerances import FUNCTION, OPERATOR, bounds, largest, unseen
+from tests.tolerances import FUNCTION, OPERATOR, assert_near, bounds, largest, unseen
 
 KINDS = list(OPERATOR)
 IDS = [str(kind).removeprefix("torch.") for kind in KINDS]
@@ -82,3 +86,41 @@ def test_coarser_tolerances_are_tolerances():
 def test_unseen():
     expected = torch.tensor([0.0, 1.0, 1e-9, torch.inf, torch.nan])
     assert unseen(expected, bounds(expected, 1e-3, 1e-6)) == 0.5
+
+
+def test_steps_without_gradients_are_not_those_with_some():
+    """Of a step in all: one gradient, whichever it is, or the loss, that is zeros or not finite."""
+    torch.manual_seed(0)
+    grads = {name: torch.randn(7, 3) * scale for name, scale in {"a": 1.0, "b": 0.5, "c": 3.0}.items()}
+    loss = torch.tensor(2.5)
+    compare.assert_same_step((loss, grads), (loss, grads), "itself")
+    whole = loss, grads, [grads["a"]], {"mean": grads["b"]}
+    assert trial.deviation(whole, whole) == (0, 0)
+    for bad in (0.0, torch.inf, torch.nan):
+        for name in grads:
+            wrong = grads | {name: grads[name] * 0 + bad}
+            with pytest.raises(AssertionError):
+                compare.assert_same_step((loss, wrong), (loss, grads), "a gradient")
+            assert trial.deviation((loss, wrong, *whole[2:]), whole)[1] > max(trial.TOLERANCE[torch.float32])
+            with pytest.raises(AssertionError):
+                assert_near(wrong.values(), grads.values(), 0.1)
+        with pytest.raises(AssertionError):
+            compare.assert_same_step((loss * 0 + bad, grads), (loss, grads), "the loss")
+        for wrong in ([grads["a"] * 0 + bad], whole[3]), (whole[2], {"mean": grads["b"] * 0 + bad}):
+            try:
+                assert trial.deviation((loss, grads, *wrong), whole)[0] > trial.TOLERANCE[torch.float32][0]
+            except trial.Different:
+                assert bad != 0
+
+
+def test_no_comparison_is_coarse():
+    """Tolerances that tests write down: a twentieth at most, in 16 bits, too."""
+    coarse = {}
+    for file in Path("tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            said = (
+                isinstance(node, ast.keyword) and node.arg in ("atol", "rtol") and isinstance(node.value, ast.Constant)
+            )
+            if said and node.arg in ("atol", "rtol") and (node.value.value or 0) > 0.05:
+                coarse[f"{file}:{node.value.lineno}"] = node.value.value
+    assert not coarse

@@ -8,7 +8,7 @@
  *     x, total -> Div -> y            reads=[0, 0, 1], gives=[2]
  * Values are numbered: the node's operands, then what each stage gives, results first. There are values of each element,
  * in the attribute "shape", and of each row, where the axes from "kept" on are 1; a stage whose elements are rows is small.
- * What no one else needs lives in memory for one block, of which each of "parts" threads has its own. The bits are those of the stages one by one. */
+ * What nothing else needs lives in memory for one block, of which each of "parts" threads has its own. The bits are those of the stages one by one. */
 #include "core/scratch.h"
 #include "ops/chains/fused.h"
 #include "ops/pointwise/lookup.h"
