@@ -43,9 +43,10 @@ def script(root):
 
 
 def interpreter():
+    """That of the machine, or None."""
     roots = [os.environ.get("WITH_ENVIRONMENTS"), ROOT / ".venv-with"]
     found = [Path(root) / AS_THERE / "bin" / "python" for root in roots if root]
-    return next((str(python) for python in found if python.exists()), sys.executable)
+    return next((str(python) for python in found if python.exists()), None)
 
 
 def said(python, code, *arguments):
@@ -58,7 +59,7 @@ class Rehearsal:
     the interpreter there, which has torch and transformers; ``source``: the one whose they are."""
 
     def __init__(self, folder, source=None):
-        self.source = source or interpreter()
+        self.source = source or interpreter() or sys.executable
         self.clone, self.there, self.out = folder / "clone", folder / "there", folder / "out"
         self._make_clone()
         self.script = script(self.clone)

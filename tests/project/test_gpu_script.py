@@ -19,7 +19,7 @@ import torch
 from ortmodule import _core
 from ortmodule.engine.session import Run
 from tests.cpu import HAS_AVX512_BF16
-from tests.rehearsal import ROOT, Rehearsal, script
+from tests.rehearsal import AS_THERE, ROOT, Rehearsal, interpreter, script
 
 TESTS = """
 import pytest
@@ -350,8 +350,9 @@ def test_rehearsal_of_a_part(rehearsal):
 
 
 @pytest.mark.full
+@pytest.mark.skipif(interpreter() is None, reason=f"{AS_THERE}: not on this machine (scripts/test-with makes it)")
 def test_rehearsal_in_full(rehearsal):
-    """All of triage, and a part that measures, to its end."""
+    """All of triage, and a part that measures, to its end, with the machine's versions of PyTorch and Python."""
     rehearsal.run("triage", "--small")
     states = {line["item"]: line["state"] for line in rehearsal.lines("triage")}
     from benchmarks.triage import GROUPS
