@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
 from ortmodule import _core
+from tests.cuda.failing_calls import FailingCalls
 from tests.cuda.test_chains import chains, model, step
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_products import session
@@ -139,25 +140,17 @@ def test_one_of_several_is_refused(driver, nvrtc):  # noqa: F811
 
 def test_every_call_may_fail(driver, nvrtc):  # noqa: F811
     """Without a compiled kernel the interpreter runs; a failure of the driver is an error; nothing is held."""
-    failures = 0
-    for n in range(1, 200):
+    for attempt in FailingCalls(driver):
+        n = attempt.n
         chain = (torch.float32, [(3, 5)], rows("Add", *["Sub"] * (n % 7 + 1), "Mul", "Min"), [f"v{n % 7 + 3}"])
         tensors = [torch.randn(3, 5)]
         alone, _ = step(model(*chain), tensors, ["pointwise_fusion"])
         kept = driver.fake_held()
-        driver.fake_fail_at(n)
-        try:
+        with attempt:
             together, _ = step(model(*chain), tensors, [])
             assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
-        except (MemoryError, _core.Error) as error:
-            assert "CUDA error 2 in cu" in str(error)
-        failures += driver.fake_calls() >= n
-        done = driver.fake_calls() < n
-        driver.fake_fail_at(0)
         assert driver.fake_held() - kept in (0, 1, 2, 3)  # kernels that were loaded
-        if done:
-            break
-    assert failures > 10
+    assert attempt.n > 8
 
 
 def test_headers_are_where_kernels_include_them(nvrtc):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ortmodule import Config, ORTModule, _core, explain
+from tests.cuda.failing_calls import FailingCalls
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_graphs import aligned
 from tests.cuda.test_products import session
@@ -122,24 +123,18 @@ def test_other_types(dnn, dtype):
 
 def test_every_call_may_fail(dnn, driver):  # noqa: F811
     """While a plan's convolutions are measured: an error, and nothing is held that was not."""
-    failures = 0
-    for n in range(1, 2000, 2):
+    calls = FailingCalls(driver, every=2)
+    for attempt in calls:
         operands = [torch.randn(2, 2, 4, next(WIDTHS)), torch.randn(3, 2, 3, 3)]
         made = session([("Conv", "a b", {"kernel_shape": [3, 3]})], operands)
         plan = made.plan([("float32", tuple(t.shape)) for t in operands], [False] * 2, gpu=torch.device("cpu"))
         needed, *_ = _core.cuda_tune(plan, 0, 0.0, None, 0, False, True)
         memory, held = aligned(needed), driver.fake_held()
-        driver.fake_fail_at(n)
-        try:
+        with attempt:
             _core.cuda_tune(plan, 0, 0.0, memory, 0, False, True)
-        except (MemoryError, _core.Error) as error:
-            assert "CUDA error 2 in cu" in str(error) or "cuDNN error" in str(error)
-            failures += 1
-        else:
+        if not attempt.reached:
             break
-        finally:
-            driver.fake_fail_at(0)
-        assert driver.fake_held() == held
+        assert not attempt.error or driver.fake_held() == held
         found = made.run(operands, [False] * 2).outputs[0]
         torch.testing.assert_close(found, nn.functional.conv2d(*operands), rtol=1e-5, atol=1e-5)
-    assert failures > 3
+    assert calls.failures > 3

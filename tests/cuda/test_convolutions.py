@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule, _core, explain
+from tests.cuda.failing_calls import FailingCalls
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_graphs import Cached
 from tests.cuda.test_products import said_without
@@ -134,22 +135,17 @@ def test_every_call_may_fail(dnn, driver):  # noqa: F811
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh()), torch.randn(2, 3, 7, 7)
     expected = step(copy.deepcopy(model), x)
     step(ORTModule(copy.deepcopy(model)), x)  # handles stay
-    failures = 0
-    for n in range(1, 200):
+    calls = FailingCalls(driver)
+    for attempt in calls:
         ours = ORTModule(copy.deepcopy(model))
-        driver.fake_fail_at(n)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
+            with attempt:
                 torch.testing.assert_close(step(ours, x), expected)
-            except MemoryError:
-                failures += 1
-                driver.fake_fail_at(0)
+            if attempt.error:
                 ours.zero_grad()
                 torch.testing.assert_close(step(ours, x), expected)
-        if driver.fake_calls() < n:
-            break
-    assert failures > 3
+    assert calls.failures > 3
 
 
 def test_no_library(tmp_path):

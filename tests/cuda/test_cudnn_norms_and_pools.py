@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ortmodule import ORTModule, _core, explain
+from tests.cuda.failing_calls import FailingCalls
 from tests.cuda.test_convolutions import dnn  # noqa: F401  (a fixture)
 from tests.cuda.test_emulated import driver, session  # noqa: F401  (a fixture)
 from tests.cuda.test_products import said_without
@@ -337,23 +338,17 @@ def test_every_call_may_fail(dnn, driver):  # noqa: F811
     """Out of memory, and the next step is right."""
     model, x = both()
     expected = step(copy.deepcopy(model), x)
-    failures = 0
-    for n in range(1, 300):
+    calls = FailingCalls(driver)
+    for attempt in calls:
         ours = ORTModule(copy.deepcopy(model))
-        driver.fake_fail_at(n)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
+            with attempt:
                 torch.testing.assert_close(step(ours, x), expected, rtol=1e-4, atol=1e-5)
-            except MemoryError:
-                failures += 1
-                driver.fake_fail_at(0)
+            if attempt.error:
                 again = ORTModule(copy.deepcopy(model))
                 torch.testing.assert_close(step(again, x), expected, rtol=1e-4, atol=1e-5)
-        if driver.fake_calls() < n:
-            break
-    driver.fake_fail_at(0)
-    assert failures > 8 and n < 299
+    assert calls.failures > 8
 
 
 MODULE = "torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.AvgPool2d(2))"

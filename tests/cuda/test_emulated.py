@@ -21,6 +21,7 @@ from torch import nn
 
 from ortmodule import ORTModule, _core
 from ortmodule.engine.session import Session
+from tests.cuda.failing_calls import FailingCalls
 
 pytestmark = [
     pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed"),
@@ -154,25 +155,15 @@ def test_every_call_may_fail(driver):
     x, w = torch.randn(9, 17), torch.randn(17, 5)
     dy = torch.randn(9, 5)
     session(nodes, inputs, ("y", "float32", 2)).run([x, w], [True, True], [True]).backward([dy])
-    held = driver.fake_held()
-    failures = 0
-    for n in range(1, 200):
+    calls, held = FailingCalls(driver), driver.fake_held()
+    for attempt in calls:
         s = session(nodes, inputs, ("y", "float32", 2))
-        driver.fake_fail_at(n)
-        try:
+        with attempt:
             run = s.run([x, w], [True, True], [True])
             run.backward([dy])
-        except (_core.Error, MemoryError) as error:
-            assert "CUDA error 2 in cu" in str(error) or "cuBLASLt error 3 in cublasLt" in str(error)
-            failures += 1
-        else:
-            break
-        finally:
-            driver.fake_fail_at(0)
-        assert driver.fake_held() == held
-    else:
-        raise AssertionError("it fails for ever")
-    assert failures >= 6
+        if attempt.reached:
+            assert attempt.error and driver.fake_held() == held
+    assert calls.failures >= 6
     run = s.run([x, w], [True, True], [True])
     torch.testing.assert_close(run.outputs[0], (x @ w).softmax(-1))
 
@@ -255,14 +246,8 @@ def test_copies_for_pytorchs_nodes_may_fail(driver):
     held = driver.fake_held()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for n in range(1, 100):
-            driver.fake_fail_at(n)
-            try:
+        for attempt in FailingCalls(driver):
+            with attempt:
                 torch.testing.assert_close(model(x), target)
-            except MemoryError as error:
-                assert "CUDA error 2" in str(error) or "cuBLASLt error 3" in str(error)
-            if driver.fake_calls() < n:
-                break
-            driver.fake_fail_at(0)
             assert driver.fake_held() == held
-    assert n > 6
+    assert attempt.n > 6

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.functional import gelu
 
 from ortmodule import ORTModule, _core
+from tests.cuda.failing_calls import FailingCalls
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_graphs import aligned
 from tests.cuda.test_products import compare, session
@@ -227,26 +228,21 @@ def _kinds(model):
 def test_every_call_may_fail(driver):  # noqa: F811
     """While products with epilogues are described and started; sizes that are new each time."""
     rows, expected = layers(True, True, True)
-    failures, held = 0, driver.fake_held()
-    for n in range(1, 400):
-        operands = [torch.randn(s) for s in [(3, n), (8, n), (4, 8), (8,)]]
+    calls, held = FailingCalls(driver), driver.fake_held()
+    for attempt in calls:
+        operands = [torch.randn(s) for s in [(3, attempt.n), (8, attempt.n), (4, 8), (8,)]]
         s = session(rows, operands)
-        driver.fake_fail_at(n)
-        try:
+        with attempt:
             run = s.run(operands, [True] * 4, [True])
             run.backward([torch.ones(3, 4)])
-        except (_core.Error, MemoryError) as error:
-            assert "CUDA error 2 in cu" in str(error) or "cuBLASLt error 3 in cublasLt" in str(error)
-            failures += 1
-        else:
+        if not attempt.reached:
             break
-        finally:
-            driver.fake_fail_at(0)
+        assert attempt.error
         assert (driver.fake_held() - held) % 4 == 0, "a product is held whole or not at all"
         held = driver.fake_held()
         torch.testing.assert_close(s.run(operands, [False] * 4).outputs[0], expected(*operands))
         held = driver.fake_held()
-    assert failures > 30
+    assert calls.failures > 30
 
 
 class Fixed:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule, _core
+from tests.cuda.failing_calls import FailingCalls
 from tests.cuda.test_emulated import Multiplied, driver, gpt2, library  # noqa: F401  (a fixture)
 from tests.cuda.test_emulated import session as session_of
 
@@ -131,24 +132,17 @@ def test_every_call_may_fail(driver):  # noqa: F811
     del first  # the stream for recording stays
     held = driver.fake_held()
     for seen in (1, 2):
-        for n in range(1, 200):
+        for attempt in FailingCalls(driver):
             step = Step()
             expected = step.run(5, graphs=False)
             for _ in range(seen):
                 step.run(5)
-            driver.fake_fail_at(n)
-            try:
+            with attempt:
                 assert same(step.run(5), expected)
-            except (_core.Error, MemoryError) as error:
-                assert "CUDA error 2 in cu" in str(error) or "cuBLASLt error 3 in cublasLt" in str(error)
-            reached = driver.fake_calls() >= n
-            driver.fake_fail_at(0)
             assert same(step.run(5), expected)
             del step
             assert driver.fake_held() == held
-            if not reached:
-                break
-        assert n > 8
+        assert attempt.n > 8
 
 
 def test_threads_share_a_plan(driver):  # noqa: F811

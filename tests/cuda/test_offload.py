@@ -1,6 +1,5 @@
 """Activations wait in pinned memory on the emulated GPU: copies beside computation, the same bits."""
 
-import contextlib
 import gc
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from torch import nn
 
 from ortmodule import Config, ORTModule, _core
+from tests.cuda.failing_calls import FailingCalls
 from tests.cuda.test_emulated import driver, gpt2  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
@@ -124,12 +124,10 @@ def test_a_refused_call_of_the_driver(driver):  # noqa: F811
     expected = [p.grad.clone() for p in model.parameters()]
     driver.fake_fail_at(0)
     once(model)
-    for n in range(1, driver.fake_calls() + 1, 7):
+    for attempt in FailingCalls(driver, every=7):
         model.zero_grad()
-        driver.fake_fail_at(n)
-        with contextlib.suppress(RuntimeError, MemoryError):
+        with attempt:
             once(model)
-        driver.fake_fail_at(0)
         model.zero_grad()
         once(model)
         for p, grad in zip(model.parameters(), expected, strict=True):

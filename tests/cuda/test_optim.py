@@ -11,6 +11,7 @@ from torch import nn
 
 from ortmodule import _core
 from ortmodule.optim import AdamWMode, FusedAdagrad, FusedAdam, FusedLamb, FusedSGD
+from tests.cuda.failing_calls import FailingCalls
 from tests.cuda.test_emulated import session
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
@@ -292,16 +293,13 @@ def test_every_call_may_fail(driver, make):
     optimizer.step()
     held, failures = driver.fake_held(), 0
     for work in (optimizer.step, lambda: optimizer.clip_grad_norm(1.0)):
-        for n in range(1, 30):
-            driver.fake_fail_at(n)
-            try:
+        calls = FailingCalls(driver)
+        for attempt in calls:
+            with attempt:
                 work()
-            except (_core.Error, MemoryError) as error:
-                assert "CUDA error 2 in cu" in str(error)
-                failures += 1
             assert driver.fake_held() == held
+        failures += calls.failures
     assert failures > 8
-    driver.fake_fail_at(0)
     optimizer.step()
 
 
@@ -317,29 +315,20 @@ def test_every_call_of_a_whole_step_may_fail(driver):
     def step():
         with torch.no_grad():
             weight.copy_(before)
-        driver.fake_fail_at(fails)
         made = session(nodes, {"x": ("float32", 2), "w": ("float32", 2)}, ("y", "float32", 2))
         run = made.run([x, weight.detach()], [False, True], [True])
         weight.grad = run.backward([dy])[1]
         optimizer.step()
 
-    fails = 0
     step()
-    after, held, fails, failed = weight.detach().clone(), driver.fake_held(), 1, True
+    after, held, calls = weight.detach().clone(), driver.fake_held(), FailingCalls(driver)
     assert not torch.equal(after, before)
-    while failed:
-        try:
+    for attempt in calls:
+        with attempt:
             step()
-        except (_core.Error, MemoryError) as error:
-            assert "CUDA error 2 in cu" in str(error) or "cuBLASLt error 3 in cublasLt" in str(error)
-        else:
-            failed = driver.fake_calls() >= fails
-        calls = driver.fake_calls()
-        driver.fake_fail_at(0)
-        assert any(torch.equal(weight, w) for w in (before, after)), fails
+        assert any(torch.equal(weight, w) for w in (before, after)), attempt.n
         assert driver.fake_held() == held
-        fails += 1
-    assert fails > 12 and calls < fails and torch.equal(weight, after)
+    assert attempt.n > 12 and torch.equal(weight, after)
 
 
 def test_bad_places():

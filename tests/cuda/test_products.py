@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ortmodule import _core
+from tests.cuda.failing_calls import FailingCalls
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.ops.harness import ONNX_TYPE, dtype_name
 from tests.tolerances import OPERATOR, bounds
@@ -160,27 +161,23 @@ def test_operands_of_any_alignment(blas, offset):
 
 def test_every_call_may_fail_while_a_product_is_described(driver):  # noqa: F811
     """Sizes that are new each time, so that each attempt describes a product."""
-    held, failures = driver.fake_held(), 0
-    for n in range(1, 200):
+    calls, held = FailingCalls(driver), driver.fake_held()
+    for attempt in calls:
+        n = attempt.n
         a, b, c = torch.randn(3, n + 1), torch.randn(n + 1, 4), torch.randn(4)
         s = session(SUM, [a, b, c])
-        driver.fake_fail_at(n)
-        try:
+        with attempt:
             run = s.run([a, b, c], [False] * 3)
-        except (_core.Error, MemoryError) as error:
-            assert "CUDA error 2 in cu" in str(error) or "cuBLASLt error 3 in cublasLt" in str(error)
-            failures += 1
-        else:
+        if not attempt.reached:
             break
-        finally:
-            driver.fake_fail_at(0)
+        assert attempt.error
         # A product that is described stays, should a later call fail: its description and three layouts.
         assert driver.fake_held() in (held, held + 4), n
         held = driver.fake_held()
         torch.testing.assert_close(s.run([a, b, c], [False] * 3).outputs[0], a @ b + c)
         held = driver.fake_held()
     torch.testing.assert_close(run.outputs[0], a @ b + c)
-    assert failures > 15
+    assert calls.failures > 15
 
 
 def test_products_are_forgotten_when_there_are_many(driver):  # noqa: F811

@@ -8,6 +8,7 @@ import torch
 
 from ortmodule import ORTModule, _core
 from ortmodule.engine.row_count_predictor import STEADY
+from tests.cuda.failing_calls import FailingCalls
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_graphs import Cached
 from tests.passes.test_rows import LANGUAGE, Loss, Tagger, check, graphs, language, model, seeded_step, sentence, tagged
@@ -131,23 +132,15 @@ def test_errors_while_a_number_is_on_its_way(driver, monkeypatch):  # noqa: F811
     spare = [_core.read(torch.tensor(0), 0) for _ in range(4)]
     del spare  # their places are kept: what an error holds for a while takes one
     gc.collect()
-    held, failed = driver.fake_held(), 0
-    for n in range(1, 200):
+    calls, held = FailingCalls(driver), driver.fake_held()
+    for attempt in calls:
         torch.manual_seed(0)
-        driver.fake_fail_at(n)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                wrapped(**batch)
-        except (_core.Error, MemoryError):
-            failed += 1
-        reached = driver.fake_calls() >= n
-        driver.fake_fail_at(0)
+        with warnings.catch_warnings(), attempt:
+            warnings.simplefilter("ignore")
+            wrapped(**batch)
         same_step(waits(driver, wrapped, batch)[0], expected)
         assert driver.fake_held() == held
-        if not reached:
-            break
-    assert failed > 5
+    assert calls.failures > 5
 
 
 def test_a_number_on_its_way(driver):  # noqa: F811

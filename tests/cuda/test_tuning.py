@@ -14,6 +14,7 @@ from torch import nn
 from ortmodule import ORTModule, _core, explain
 from ortmodule.core import config
 from ortmodule.engine import autotune
+from tests.cuda.failing_calls import FailingCalls
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_epilogues import Fixed, layers
 from tests.cuda.test_graphs import aligned
@@ -242,28 +243,20 @@ def test_every_call_may_fail(blas, driver):  # noqa: F811
     """While a plan's products are measured: an error, and nothing is held that was not."""
     from tests.cuda.test_products import SUM, session
 
-    failures = 0
-    for n in range(1, 2000, 4):
-        operands = [torch.randn(3, 5), torch.randn(5, n), torch.randn(n)]
+    calls = FailingCalls(driver, every=4)
+    for attempt in calls:
+        operands = [torch.randn(3, 5), torch.randn(5, attempt.n), torch.randn(attempt.n)]
         s = session(SUM, operands)
         plan = s.plan([("float32", tuple(t.shape)) for t in operands], [False] * 3, None, gpu=torch.device("cpu"))
         needed, found, _ = _core.cuda_tune(plan, 0)
         assert needed > 0 and found == []
         memory, held = aligned(needed), driver.fake_held()
-        driver.fake_fail_at(n)
-        try:
+        with attempt:
             _core.cuda_tune(plan, 0, 0.0, memory)
-        except (_core.Error, MemoryError) as error:
-            assert "CUDA error 2 in cu" in str(error) or "cuBLASLt error 3 in cublasLt" in str(error)
-            failures += 1
-        else:
+        if not attempt.reached:
             break
-        finally:
-            driver.fake_fail_at(0)
-        assert driver.fake_held() == held
+        assert not attempt.error or driver.fake_held() == held
         del plan
         gc.collect(1)
         torch.testing.assert_close(s.run(operands, [False] * 3).outputs[0], operands[0] @ operands[1] + operands[2])
-    else:
-        raise AssertionError("it fails for ever")
-    assert failures > 5
+    assert calls.failures > 5
