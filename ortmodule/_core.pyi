@@ -163,7 +163,7 @@ class Plan:
     def fired(self) -> dict[str, int]:
         """{name of a pass: how often it changed something}."""
     @property
-    def foreign(self) -> set[str]:
+    def through_torch(self) -> set[str]:
         """ATen operators that instructions run through torch."""
     @property
     def pending_keys(self) -> list[int]:

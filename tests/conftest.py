@@ -159,7 +159,7 @@ def _for_full(config, items):
     }  # (keywords have names of folders, too)
     if not config.getoption("--some"):
         return full
-    names = waiting([item.nodeid for item in items if item not in full])
+    names = waiting([item.nodeid for item in items if item not in full], Path(BUILD).name if BUILD else "")
     return full | {item for item in items if item.nodeid in names}
 
 

@@ -52,14 +52,21 @@ ONE_OF = {
 }
 
 
-def waiting(names):
-    """Those of ``names`` (all cases of tests that the ordinary run may take) that --some leaves out, drawn by name."""
+#: Of tests with MANY cases, all of which the usual build runs, --some takes one of so many with these builds.
+OF_BUILDS = {"avx2": 2, "baseline": 2, "sanitized": 2, "sanitized-emulated": 2}
+MANY = 40
+
+
+def waiting(names, build=""):
+    """Those of ``names`` (all cases of tests that the ordinary run may take) that --some leaves out, drawn by name.
+    ``build``: the folder of the build, if it is not the usual one."""
     cases = Counter(name.partition("[")[0] for name in names)
     found = set()
     for name in names:
         test, _, parameters = name.partition("[")
         many = [n for least, n in ONE_OF_MANY.items() if cases[test] >= least and test.split("/")[1] in CAPTURING]
-        if zlib.crc32(parameters.encode()) % max([ONE_OF.get(test, 1), *many]) != 0:
+        drawn, of_build = zlib.crc32(parameters.encode()), OF_BUILDS.get(build, 1)
+        if drawn % max([ONE_OF.get(test, 1), *many]) != 0 or (cases[test] >= MANY and drawn // 64 % of_build != 0):
             found.add(name)
     return found
 

@@ -216,7 +216,7 @@ static PyObject *get_fired(PyObject *object, void *unused) {
     return dict;
 }
 
-static PyObject *get_foreign(PyObject *object, void *unused) {
+static PyObject *get_through_torch(PyObject *object, void *unused) {
     const plan *p = plan_of(object);
     const bool on_cpu = ((const plan_object *)object)->device == ON_CPU; /* a GPU's plan calls its own libraries */
     PyObject *set = PySet_New(NULL);
@@ -224,7 +224,7 @@ static PyObject *get_foreign(PyObject *object, void *unused) {
     (void)unused;
     for (int t = 0; set && on_cpu && t < p->n_code; t++) {
         const node *n = p->code[t].node;
-        const char *aten = n->op->foreign ? n->op->foreign(n) : NULL;
+        const char *aten = n->op->through_torch ? n->op->through_torch(n) : NULL;
         PyObject *name = aten ? PyUnicode_FromString(aten) : NULL;
         if (aten && (!name || PySet_Add(set, name) < 0)) Py_CLEAR(set);
         Py_XDECREF(name);
@@ -266,7 +266,7 @@ PyGetSetDef plan_attributes[] = {
     {"host_bytes", get_host_bytes, NULL, "bytes the plan itself takes", NULL},
     {"nodes", get_nodes, NULL, "(forward, backward) instructions", NULL},
     {"fired", get_fired, NULL, "{pass name: how often it changed something}", NULL},
-    {"foreign", get_foreign, NULL, "ATen operators that instructions run through torch", NULL},
+    {"through_torch", get_through_torch, NULL, "ATen operators that instructions run through torch", NULL},
     {"prologue", get_prologue, NULL, "whether this only computes the next sizes that data decides", NULL},
     {"pending_keys", get_pending_keys, NULL, "of a prologue, a key for each of its sizes, as sizes= of plan takes it",
      NULL},

@@ -21,6 +21,7 @@ import torch
 #: How far results may be apart, relative to their largest element.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 OF_ITSELF = 1e-2  # at most so much may a small gradient be off: what is left out, or wrong, is more
+ROUNDINGS = 16  # times the last bit of the largest number: how far a mean may be off
 MAGNIFIED = 8  # times what one rounding of the operands does: the many inside of a module
 
 
@@ -82,6 +83,14 @@ def is_rounding(found: torch.Tensor, expected: torch.Tensor, moved: torch.Tensor
         return False
     off, by = (found.double() - expected.double()).norm(), (moved.double() - expected.double()).norm()
     return bool(off <= MAGNIFIED * by)
+
+
+def is_rounding_of(scale: float, found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Are both the same but for roundings of numbers of this size, of which little is left: a mean that cancels?"""
+    if found.shape != expected.shape or found.dtype != expected.dtype or not expected.is_floating_point():
+        return False
+    off = (found.double() - expected.double()).abs().max().item() if expected.numel() else 0.0
+    return off <= ROUNDINGS * torch.finfo(expected.dtype).eps * scale
 
 
 def movement(before: Iterable[torch.Tensor | None], after: Iterable[torch.Tensor | None]) -> float:

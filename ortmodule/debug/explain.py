@@ -228,7 +228,7 @@ def explain(model: Any) -> Report:
         name,
         True,
         None,
-        aten_ops=sorted({name for plan in plans for name in plan.foreign} | {n for node in nodes for n in node.aten}),
+        aten_ops=sorted({n for plan in plans for n in plan.through_torch} | {n for node in nodes for n in node.aten}),
         python_ops=sorted({node.name for node in nodes if node.kind != "aten" and node.name not in units}),
         breaks=sorted({node.name for node in nodes if node.breaks and node.name not in units}),
         fused=fused,

@@ -239,18 +239,18 @@ def test_what_cancels():
         model(torch.randn(rows, 8)).square().sum().backward()
     assert 0 < model.second.running_mean.abs().max() < 1e-6
     check(model, 3)
-    with torch.no_grad():  # it is small, and wrong by more than rounding
-        model.second.running_mean[3] += 1e-5
     before = Verifier._outputs
+    for off in 1e-7, 1e-5:  # both are large beside the means; roundings of the data are larger than the first
 
-    def spoiled(self, call, *args):
-        with torch.no_grad():
-            model.second.running_mean[3] += 1e-5
-        return before(self, call, *args)
+        def spoiled(self, call, *args, off=off):
+            with torch.no_grad():
+                model.second.running_mean[3] += off
+            return before(self, call, *args)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Verifier, "_outputs", spoiled)
-        model(torch.randn(64, 8)).square().sum().backward()
+        assert not verifier(model).findings
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Verifier, "_outputs", spoiled)
+            model(torch.randn(64, 8)).square().sum().backward()
     (finding,) = verifier(model).findings
     assert "the buffer second.running_mean" in finding.what
 

@@ -343,7 +343,7 @@ RETIRED = [
     "PATIENCE",
 ]
 #: Attributes of C's, and of others.
-KEPT = {"plan.foreign"}
+KEPT: set[str] = set()
 
 
 def names_in(tree):

@@ -293,7 +293,7 @@ static status conv_grad_weight_cpu(ctx *c, const call *k) {
 
 /* --- what explain() reports --------------------------------------------------------------------------------------- */
 
-static const char *foreign(const node *n, conv_product product) {
+static const char *through_torch(const node *n, conv_product product) {
     ctx c;
     conv v;
 
@@ -302,9 +302,9 @@ static const char *foreign(const node *n, conv_product product) {
     return product == CONV_GRAD_WEIGHT ? "aten::convolution_backward" : "aten::convolution";
 }
 
-static const char *foreign_conv(const node *n) { return foreign(n, CONV_FORWARD); }
-static const char *foreign_conv_grad_input(const node *n) { return foreign(n, CONV_GRAD_INPUT); }
-static const char *foreign_conv_grad_weight(const node *n) { return foreign(n, CONV_GRAD_WEIGHT); }
+static const char *through_torch_conv(const node *n) { return through_torch(n, CONV_FORWARD); }
+static const char *through_torch_conv_grad_input(const node *n) { return through_torch(n, CONV_GRAD_INPUT); }
+static const char *through_torch_conv_grad_weight(const node *n) { return through_torch(n, CONV_GRAD_WEIGHT); }
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
@@ -323,16 +323,16 @@ size_t conv_grad_weight_cuda_workspace(const node *n);
 const op_def conv_ops[] = {
     {CONVOLUTION("Conv", "", 3, {.name = NULL}), .infer = infer_conv, .lower = lower_conv, .grad = grad_conv,
      .workspace = workspace_conv, .cpu = conv_cpu, .flops = flops_conv, .cuda_workspace = conv_cuda_workspace,
-     .cuda = conv_cuda, .foreign = foreign_conv},
+     .cuda = conv_cuda, .through_torch = through_torch_conv},
     {CONVOLUTION("ConvTranspose", "", 3, NO_DEFAULT("output_padding", INTS), NO_DEFAULT("output_shape", INTS)),
      .lower = lower_conv_transpose},
     {CONVOLUTION("ConvGradInput", ORT_DOMAIN, 2, NO_DEFAULT("shape", INTS)), .infer = infer_conv_grad_input,
      .lower = lower_conv_grad_input, .grad = grad_conv_grad_input, .workspace = workspace_conv_grad_input,
      .cpu = conv_grad_input_cpu, .flops = flops_conv_grad_input, .cuda_workspace = conv_grad_input_cuda_workspace, .cuda = conv_grad_input_cuda,
-     .foreign = foreign_conv_grad_input},
+     .through_torch = through_torch_conv_grad_input},
     {CONVOLUTION("ConvGradWeight", ORT_DOMAIN, 2, NO_DEFAULT("shape", INTS)), .infer = infer_conv_grad_weight,
      .lower = lower_conv_grad_weight, .workspace = workspace_conv_grad_weight, .cpu = conv_grad_weight_cpu, .flops = flops_conv_grad_weight,
-     .cuda_workspace = conv_grad_weight_cuda_workspace, .cuda = conv_grad_weight_cuda, .foreign = foreign_conv_grad_weight},
+     .cuda_workspace = conv_grad_weight_cuda_workspace, .cuda = conv_grad_weight_cuda, .through_torch = through_torch_conv_grad_weight},
     {0},
 };
 /* clang-format on */
