@@ -138,7 +138,7 @@ def test_a_change_that_autograd_does_not_see():
         pair.check(rows(n, 4))
 
 
-def test_numbers_for_which_there_is_nothing_graph(monkeypatch):
+def test_numbers_for_which_one_graph_will_not_do(monkeypatch):
     monkeypatch.setenv("ORTMODULE_CAPTURE_SHARE", "0")  # of values that come once none pays
     pair = Pair(lambda self, x, n: self.linear(x)[:, : n % 4 + 1] * len(str(n)))
     for n in range(20):
