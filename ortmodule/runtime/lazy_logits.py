@@ -22,6 +22,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ortmodule.core import torch_private
+from ortmodule.core.errors import StateError
 from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.engine.digests import Digests
 from ortmodule.engine.memory_goal import Spec
@@ -238,12 +239,12 @@ class _Waiting:
                     f"{self._what(output)} not computed in their forward, since the script had read none before, and "
                 )
                 if _in_capture(self.tensors):
-                    raise RuntimeError(
+                    raise StateError(
                         f"{late}cannot be while a CUDA graph is captured: read them before, or set "
                         "ORTMODULE_DEFER_LOGITS=0"
                     )
                 if not self.digests.hold(self.tensors):
-                    raise RuntimeError(
+                    raise StateError(
                         f"{late}weights that they depend on have changed since, outside of an optimizer's step: read "
                         "them before, or set ORTMODULE_DEFER_LOGITS=0 (from now on forward computes them)"
                     )
