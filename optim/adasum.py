@@ -7,6 +7,8 @@ import torch
 from torch import distributed
 from torch.futures import Future
 
+from ortmodule.core.errors import ArgumentError
+
 
 def adasum_hook(
     process_group: Any,
@@ -22,7 +24,7 @@ def adasum_hook(
     group: Any = process_group if process_group is not None else distributed.group.WORLD
     rank, world = distributed.get_rank(group), distributed.get_world_size(group)
     if world & (world - 1):
-        raise ValueError(f"AdaSum combines the gradients of 2, 4, 8, ... processes, not of {world}")
+        raise ArgumentError(f"AdaSum combines the gradients of 2, 4, 8, ... processes, not of {world}")
     mine = bucket.buffer()
     sizes = [g.numel() for g in bucket.gradients()]
     distance = 1

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ortmodule.core.errors import ArgumentError, ArgumentTypeError
 from ortmodule.optim.fused import FusedOptimizer
 from ortmodule.optim.fused_adam import AdamWMode, FusedAdam
 from ortmodule.optim.fused_lamb import FusedLamb
@@ -33,14 +34,14 @@ class OptimizerConfig(ABC):
         self.lr = float(defaults["lr"])
         vars(self).update({name: value for name, value in defaults.items() if name != "lr"})
         if max_norm_clip is not None and not max_norm_clip > 0:
-            raise ValueError(f"max_norm_clip must be above 0, not {max_norm_clip}")
+            raise ArgumentError(f"max_norm_clip must be above 0, not {max_norm_clip}")
         for group in self.params:
             names = group.get("params")
             if isinstance(names, str) or not isinstance(names, Sequence):
-                raise TypeError(f"a group of parameters has a list of names as 'params', not {names!r}")
+                raise ArgumentTypeError(f"a group of parameters has a list of names as 'params', not {names!r}")
             for name in group:
                 if name != "params" and name not in defaults:
-                    raise ValueError(f"{type(self).__name__} has no setting {name}{_nearest(name, defaults)}")
+                    raise ArgumentError(f"{type(self).__name__} has no setting {name}{_nearest(name, defaults)}")
 
     @abstractmethod
     def _settings(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -57,11 +58,11 @@ class OptimizerConfig(ABC):
         for group in self.params:
             for name in group["params"]:
                 if name not in named:
-                    raise ValueError(f"the module has no parameter {name}{_nearest(name, named)}")
+                    raise ArgumentError(f"the module has no parameter {name}{_nearest(name, named)}")
                 if not named[name].requires_grad:
-                    raise ValueError(f"the parameter {name} is in a group of the optimizer, and frozen")
+                    raise ArgumentError(f"the parameter {name} is in a group of the optimizer, and frozen")
                 if id(named[name]) in taken:
-                    raise ValueError(f"the parameter {name} is in two groups of the optimizer")
+                    raise ArgumentError(f"the parameter {name} is in two groups of the optimizer")
                 taken[id(named[name])] = name
             own = {name: value for name, value in group.items() if name != "params"}
             parameters = [named[name] for name in group["params"]]
@@ -69,7 +70,7 @@ class OptimizerConfig(ABC):
         rest = [p for p in module.parameters() if p.requires_grad and id(p) not in taken]
         first = [{"params": rest, **self._settings(self.defaults)}] if rest else []
         if not first and not named_groups:
-            raise ValueError("the module has no parameters to train")
+            raise ArgumentError("the module has no parameters to train")
         return first + named_groups
 
 
@@ -136,7 +137,7 @@ class LambConfig(OptimizerConfig):
         max_norm_clip: float | None = 1.0, do_bias_correction: bool = True,
     ) -> None:  # fmt: skip
         if ratio_min > 0 or ratio_max != math.inf:
-            raise ValueError(f"LAMB's ratio has no bounds here: not ratio_min {ratio_min} and ratio_max {ratio_max}")
+            raise ArgumentError(f"LAMB's ratio has no bounds here: not ratio_min {ratio_min} and ratio_max {ratio_max}")
         super().__init__(
             params, max_norm_clip, lr=lr, alpha=alpha, beta=beta, lambda_coef=lambda_coef, epsilon=epsilon,
             do_bias_correction=do_bias_correction,

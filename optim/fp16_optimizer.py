@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from ortmodule.core.errors import ArgumentTypeError
 from ortmodule.optim import amp, megatron, zero
 from ortmodule.optim.fused import FusedOptimizer
 
@@ -33,7 +34,7 @@ def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:  # noqa: N802, the nam
     """
     unknown = set(kwargs) - set(megatron.ARGUMENTS)
     if unknown:
-        raise TypeError(f"FP16_Optimizer has no argument {sorted(unknown)[0]!r}")
+        raise ArgumentTypeError(f"FP16_Optimizer has no argument {sorted(unknown)[0]!r}")
     target = _innermost(optimizer)
     for knows, modify in _KINDS:
         if knows(target):

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ortmodule import _core
 from ortmodule.core import devices
+from ortmodule.core.errors import ArgumentError, ArgumentTypeError, StateError
 from ortmodule.engine.session import gpu_of, stream_of
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -81,18 +82,18 @@ class FusedOptimizer(Optimizer, ABC):
         self._check_settings(group)
         places = sorted({str(p.device) for p in group["params"]})
         if len(places) > 1:
-            raise ValueError(f"a group's parameters are on one device, not on {' and '.join(places)}")
+            raise ArgumentError(f"a group's parameters are on one device, not on {' and '.join(places)}")
         kinds = devices.TYPES if self._on_gpu else ("cpu",)
         if places and places[0].partition(":")[0] not in kinds:
-            raise ValueError(f"{name} runs on {' and '.join(kinds)}; these parameters are on {places[0]}")
+            raise ArgumentError(f"{name} runs on {' and '.join(kinds)}; these parameters are on {places[0]}")
         refusal = devices.refusal([("a parameter", p) for p in group["params"]])
         if refusal is not None:
-            raise ValueError(f"{name} cannot run: {refusal}")
+            raise ArgumentError(f"{name} cannot run: {refusal}")
         for p in group["params"]:
             if p.dtype not in FLOATS:
-                raise TypeError(f"{name} updates float parameters, not {p.dtype} (shape {list(p.shape)})")
+                raise ArgumentTypeError(f"{name} updates float parameters, not {p.dtype} (shape {list(p.shape)})")
             if hasattr(p, "to_local") and not self._takes_shards:
-                raise ValueError(f"{name} needs whole parameters, no shards (DTensor, shape {list(p.shape)})")
+                raise ArgumentError(f"{name} needs whole parameters, no shards (DTensor, shape {list(p.shape)})")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state of this class, or of the class of `torch.optim` that it equals.
@@ -120,20 +121,22 @@ class FusedOptimizer(Optimizer, ABC):
     def _check_saved_group(self, group: dict[str, Any]) -> None:
         missing = [name for name in self._group_needs if name not in group]
         if missing:
-            raise ValueError(f"this is not the state of a {type(self).__name__}: a group has no {missing[0]}")
+            raise ArgumentError(f"this is not the state of a {type(self).__name__}: a group has no {missing[0]}")
         self._check_settings(self.defaults | group)
 
     def _check_state(self, state: dict[str, Any], p: torch.Tensor) -> None:
         for name in self._needed:
             if name not in state:
-                raise ValueError(f"this is not the state of a {type(self).__name__}: it has {sorted(state)}, no {name}")
+                raise ArgumentError(
+                    f"this is not the state of a {type(self).__name__}: it has {sorted(state)}, no {name}"
+                )
         for name, value in state.items():
             if name == "step":
                 continue
             if name in self._needed and not isinstance(value, torch.Tensor):
-                raise ValueError(f"{name} is {value!r} in the state dict, no tensor")
+                raise ArgumentError(f"{name} is {value!r} in the state dict, no tensor")
             if isinstance(value, torch.Tensor) and value.shape != p.shape:
-                raise ValueError(
+                raise ArgumentError(
                     f"{name} is of shape {list(value.shape)} in the state dict, its parameter of {list(p.shape)}"
                 )
 
@@ -170,7 +173,7 @@ class FusedOptimizer(Optimizer, ABC):
         so_far = self._factor * self._clip_factor()
         norm = _root(self._sum_of_squares(grads)) * (so_far.abs() if isinstance(so_far, torch.Tensor) else abs(so_far))
         if error_if_nonfinite and not math.isfinite(norm):
-            raise RuntimeError(f"the norm of the gradients is {float(norm)}: it cannot be clipped")
+            raise StateError(f"the norm of the gradients is {float(norm)}: it cannot be clipped")
         factor = max_norm / (norm + 1e-6)
         if isinstance(factor, torch.Tensor):
             factor = factor.clamp(max=1.0)
@@ -242,17 +245,17 @@ class FusedOptimizer(Optimizer, ABC):
             return factor
         if not any(id(g) in versions for g in self._gradients()):  # they were dropped, these are others
             return 1.0
-        raise RuntimeError(
+        raise StateError(
             "gradients were changed after clip_grad_norm, which clips at the step: call it when they are complete"
         )
 
     def _check_gradient(self, p: torch.Tensor, grad: torch.Tensor) -> None:
         if grad.layout is not torch.strided:
-            raise RuntimeError(
+            raise StateError(
                 f"{type(self).__name__} does not take sparse gradients (parameter of shape {list(p.shape)})"
             )
         if grad.device != p.device:
-            raise ValueError(f"a gradient is on {grad.device}, its parameter on {p.device}")
+            raise ArgumentError(f"a gradient is on {grad.device}, its parameter on {p.device}")
 
     # --- the step -------------------------------------------------------------------------------------------------
 
@@ -274,7 +277,7 @@ class FusedOptimizer(Optimizer, ABC):
         for group in self.param_groups:
             lr = group["lr"]
             if not _is_there(lr) and not math.isfinite(lr):
-                raise ValueError(f"the learning rate must be a number, not {float(lr)}")
+                raise ArgumentError(f"the learning rate must be a number, not {float(lr)}")
         for group in self.param_groups:
             gpu = self._place(group)
             if gpu is not None:
@@ -397,19 +400,19 @@ def check_numbers(group: dict[str, Any], **names: str) -> None:
     for setting, name in names.items():
         value = group[setting]
         if isinstance(value, torch.Tensor) and value.numel() != 1:
-            raise ValueError(f"the {name} is a tensor of {value.numel()} elements, not of one")
+            raise ArgumentError(f"the {name} is a tensor of {value.numel()} elements, not of one")
         if not isinstance(value, (int, float, torch.Tensor)) and not hasattr(value, "__float__"):
-            raise TypeError(f"the {name} must be a number, not {value!r}")
+            raise ArgumentTypeError(f"the {name} must be a number, not {value!r}")
         if not (math.isfinite(value) and float(value) >= 0):
-            raise ValueError(f"the {name} must be a number not below 0, not {float(value)}")
+            raise ArgumentError(f"the {name} must be a number not below 0, not {float(value)}")
 
 
 def check_betas(group: dict[str, Any]) -> None:
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)):
-        raise TypeError(f"betas must be two numbers, not {betas!r}")
+        raise ArgumentTypeError(f"betas must be two numbers, not {betas!r}")
     if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
-        raise ValueError(f"betas must be two numbers from 0 to below 1, not {betas}")
+        raise ArgumentError(f"betas must be two numbers from 0 to below 1, not {betas}")
 
 
 def fill_step(state: dict[str, Any], param: torch.Tensor) -> None:

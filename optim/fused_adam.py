@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ortmodule.core.errors import ArgumentError
 from ortmodule.optim.fused import FusedOptimizer, check_betas, check_numbers, fill_step, fill_zeros
 
 
@@ -65,7 +66,7 @@ class FusedAdam(FusedOptimizer):
         check_betas(group)
         mode = group["adam_w_mode"]
         if mode not in list(AdamWMode):
-            raise ValueError(f"adam_w_mode must be one of {[mode.value for mode in AdamWMode]}, not {mode}")
+            raise ArgumentError(f"adam_w_mode must be one of {[mode.value for mode in AdamWMode]}, not {mode}")
         group["adam_w_mode"] = int(mode)  # torch.load(weights_only=True) takes no classes of ours
 
     def _used(self, group: dict[str, Any]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ortmodule.core.errors import ArgumentError
 from ortmodule.optim.fused import FusedOptimizer, check_numbers, fill_step, fill_zeros
 
 
@@ -49,7 +50,7 @@ class FusedSGD(FusedOptimizer):
         names = {"momentum": "momentum", "dampening": "dampening", "weight_decay": "weight decay"}
         check_numbers(group, lr="learning rate", **names)
         if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
-            raise ValueError("nesterov needs a momentum above 0, and a dampening of 0")
+            raise ArgumentError("nesterov needs a momentum above 0, and a dampening of 0")
 
     def _used(self, group: dict[str, Any]) -> tuple[str, ...]:
         return self._states if group["momentum"] != 0 else ()

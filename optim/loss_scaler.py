@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ortmodule.core.errors import ArgumentError, StateError
 from ortmodule.core.torch_private import foreach_mul_
 from ortmodule.optim.fused import FusedOptimizer
 from ortmodule.optim.replace import fits, square_sums
@@ -28,7 +29,7 @@ class StaticLossScaler:
 
     def __init__(self, loss_scale: float = 65536.0) -> None:
         if not (math.isfinite(loss_scale) and loss_scale > 0):
-            raise ValueError(f"the loss scale must be a number above 0, not {loss_scale}")
+            raise ArgumentError(f"the loss scale must be a number above 0, not {loss_scale}")
         self.loss_scale = float(loss_scale)
         self._unscaled: dict[int, bool] = {}  # by optimizer, until its step: are its gradients finite?
 
@@ -42,7 +43,7 @@ class StaticLossScaler:
         Raises RuntimeError when that was done already since the last step.
         """
         if id(optimizer) in self._unscaled:
-            raise RuntimeError("the gradients of this optimizer are unscaled already")
+            raise StateError("the gradients of this optimizer are unscaled already")
         gradients = _gradients(optimizer)
         self._unscaled[id(optimizer)] = finite = _all_finite(gradients)
         if gradients:
@@ -75,7 +76,7 @@ class StaticLossScaler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises ValueError for the state of another kind of scaler."""
         if state.keys() != self.state_dict().keys():
-            raise ValueError(f"this is not the state of a {type(self).__name__}: it has {sorted(state)}")
+            raise ArgumentError(f"this is not the state of a {type(self).__name__}: it has {sorted(state)}")
         vars(self).update(state)
 
 
@@ -94,9 +95,9 @@ class DynamicLossScaler(StaticLossScaler):
     ) -> None:  # fmt: skip
         super().__init__(loss_scale)
         if not 0 < min_loss_scale <= loss_scale <= max_loss_scale < math.inf:
-            raise ValueError(f"the loss scale {loss_scale} is not between {min_loss_scale} and {max_loss_scale}")
+            raise ArgumentError(f"the loss scale {loss_scale} is not between {min_loss_scale} and {max_loss_scale}")
         if up_scale_window < 1:
-            raise ValueError(f"up_scale_window must be 1 or more, not {up_scale_window}")
+            raise ArgumentError(f"up_scale_window must be 1 or more, not {up_scale_window}")
         self.automatic_update, self.up_scale_window = automatic_update, up_scale_window
         self.min_loss_scale, self.max_loss_scale = min_loss_scale, max_loss_scale
         self._initial, self._stable_steps, self._finite = self.loss_scale, 0, True

@@ -6,6 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any
 
+from ortmodule.core.errors import ArgumentError
+
 
 class WarmupLRScheduler(ABC):
     """What the schedulers have in common: the rate goes up linearly from 0 over the first steps.
@@ -17,9 +19,9 @@ class WarmupLRScheduler(ABC):
 
     def __init__(self, total_steps: int, warmup: float = 0.002) -> None:
         if not total_steps >= 1:
-            raise ValueError(f"total_steps must be 1 or more, not {total_steps}")
+            raise ArgumentError(f"total_steps must be 1 or more, not {total_steps}")
         if not 0 <= warmup < 1:
-            raise ValueError(f"warmup is a part of all steps, from 0 to below 1, not {warmup}")
+            raise ArgumentError(f"warmup is a part of all steps, from 0 to below 1, not {warmup}")
         self.total_steps, self.warmup = total_steps, warmup
         self._warmup_steps = warmup * total_steps
         self._last: list[float] = []
@@ -66,7 +68,7 @@ class CosineWarmupLRScheduler(WarmupLRScheduler):
     def __init__(self, total_steps: int, cycles: float = 0.5, warmup: float = 0.002) -> None:
         super().__init__(total_steps, warmup)
         if not cycles > 0:
-            raise ValueError(f"cycles must be above 0, not {cycles}")
+            raise ArgumentError(f"cycles must be above 0, not {cycles}")
         self.cycles = cycles
 
     def _after(self, part: float, lr: float) -> float:
@@ -82,10 +84,10 @@ class PolyWarmupLRScheduler(WarmupLRScheduler):
     def __init__(self, total_steps: int, lr_end: float = 1e-7, power: float = 1.0, warmup: float = 0.002) -> None:
         super().__init__(total_steps, warmup)
         if not lr_end >= 0 or not power >= 0:
-            raise ValueError(f"lr_end and power must not be below 0: not {lr_end} and {power}")
+            raise ArgumentError(f"lr_end and power must not be below 0: not {lr_end} and {power}")
         self.lr_end, self.power = lr_end, power
 
     def _after(self, part: float, lr: float) -> float:
         if not lr > self.lr_end:
-            raise ValueError(f"the learning rate {lr} is not above lr_end, {self.lr_end}")
+            raise ArgumentError(f"the learning rate {lr} is not above lr_end, {self.lr_end}")
         return ((lr - self.lr_end) * (1.0 - part) ** self.power + self.lr_end) / lr

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch  # noqa: F401  (the engine finds torch's library in the process)
 
 try:
-    from ortmodule._core import Error, InvalidModelError, UnsupportedError
+    from ortmodule._core import EngineError, Error, InvalidModelError, UnsupportedError
 except ImportError as error:
     from ortmodule.not_built import sentence
 
@@ -14,7 +14,21 @@ except ImportError as error:
 from ortmodule import memory
 from ortmodule.capture import patterns
 from ortmodule.core.config import Config, DebugOptions
-from ortmodule.core.errors import BypassError
+from ortmodule.core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BypassError,
+    ExistingFileError,
+    FileError,
+    MissingFileError,
+    MissingPackageError,
+    NotAFolderError,
+    NotWritableError,
+    OutOfMemoryError,
+    SettingError,
+    StateError,
+    UnknownNameError,
+)
 from ortmodule.core.logger import LogLevel
 from ortmodule.core.names import VERSION as __version__
 from ortmodule.debug.explain import Report, VariantReport, explain
@@ -28,20 +42,33 @@ if TYPE_CHECKING:
     from ortmodule.trainer import ORTTrainer, ORTTrainerOptions
 
 __all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
     "BypassError",
     "Config",
     "DebugOptions",
+    "EngineError",
     "Error",
+    "ExistingFileError",
+    "FileError",
     "InvalidModelError",
     "LayerReport",
     "LogLevel",
+    "MissingFileError",
+    "MissingPackageError",
     "ModuleWithLoss",
     "NodeTime",
+    "NotAFolderError",
+    "NotWritableError",
     "ORTModule",
     "ORTTrainer",
     "ORTTrainerOptions",
+    "OutOfMemoryError",
     "Profile",
     "Report",
+    "SettingError",
+    "StateError",
+    "UnknownNameError",
     "UnsupportedError",
     "VariantReport",
     "__version__",

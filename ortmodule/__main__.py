@@ -12,6 +12,7 @@ from torch import nn
 
 from ortmodule import _core, memory
 from ortmodule.core.config import Config, DebugOptions
+from ortmodule.core.errors import ArgumentError
 from ortmodule.core.pytree import as_arguments
 from ortmodule.core.setting_types import BYTES
 from ortmodule.debug.peak import OPTIMIZERS, in_units
@@ -62,15 +63,15 @@ def _made(target: str) -> tuple[nn.Module, Any]:
     """The model and the batch. Raises ValueError for a target that gives none."""
     module, _, name = target.partition(":")
     if not module or not name:
-        raise ValueError(f"{target}: it is MODULE:FUNCTION")
+        raise ArgumentError(f"{target}: it is MODULE:FUNCTION")
     sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{target}: {error}") from error
+        raise ArgumentError(f"{target}: {error}") from error
     made = function()
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
-        raise ValueError(f"{target} returns a model and a batch, not {type(made).__name__}")
+        raise ArgumentError(f"{target} returns a model and a batch, not {type(made).__name__}")
     return made
 
 
@@ -98,7 +99,7 @@ def _profile(given: argparse.Namespace) -> None:
     model, batch = _made(given.target)
     if isinstance(model, ORTModule):
         if given.onnx:
-            raise ValueError(
+            raise ArgumentError(
                 "--onnx is for a model that is not wrapped: a wrapped one has DebugOptions(save_onnx=True)"
             )
         module: Any = model
@@ -112,7 +113,7 @@ def _profile(given: argparse.Namespace) -> None:
             train_step(module, args, kwargs)
     if not measured.plans:
         reason = module._ortmodule.fallback.reason or "see the warnings"
-        raise ValueError(f"PyTorch runs it, so there is nothing of the engine's to measure: {reason}")
+        raise ArgumentError(f"PyTorch runs it, so there is nothing of the engine's to measure: {reason}")
     print(measured)
     if given.trace:
         measured.save_trace(given.trace)

@@ -52,13 +52,28 @@ cuda_sum_parts: Final[int]
 cuda_digest_parts: Final[int]
 
 class Error(RuntimeError):
-    """The engine failed."""
+    """All errors of ortmodule derive from it."""
 
-class UnsupportedError(Error):
+class EngineError(Error):
+    """The engine failed, or cannot compute a graph."""
+
+class UnsupportedError(EngineError):
     """A graph is well-formed, but only PyTorch can compute it."""
 
-class InvalidModelError(Error, ValueError):
+class InvalidModelError(EngineError, ValueError):
     """Bytes are not an ONNX model."""
+
+class ArgumentError(Error, ValueError):
+    """What was given has not the value or the shape that is wanted."""
+
+class ArgumentTypeError(Error, TypeError):
+    """What was given is of another type than is wanted."""
+
+class OutOfMemoryError(Error, MemoryError):
+    """There is not as much memory as is needed, or a budget does not allow it."""
+
+class FileError(Error, OSError):
+    """A file or a folder cannot be used."""
 
 @final
 class Model:

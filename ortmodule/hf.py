@@ -15,11 +15,15 @@ from typing import Any
 
 from torch import nn
 
+from ortmodule.core.errors import ArgumentError, MissingPackageError
+
 try:
     from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError as error:
-    raise ImportError(f"ortmodule.hf needs transformers and accelerate: {error}", name="transformers") from error
+    raise MissingPackageError(
+        f"ortmodule.hf needs transformers and accelerate: {error}", name="transformers"
+    ) from error
 
 from ortmodule.core.config import DebugOptions
 from ortmodule.core.logger import LogLevel
@@ -51,7 +55,7 @@ class _Settings:
     def __post_init__(self) -> None:
         if self.onnx_log_level.upper() not in LogLevel.__members__:
             names = ", ".join(LogLevel.__members__)
-            raise ValueError(f"onnx_log_level={self.onnx_log_level}: it is one of {names}")
+            raise ArgumentError(f"onnx_log_level={self.onnx_log_level}: it is one of {names}")
         # transformers knows no other names than its own.
         fused = self.optim == FUSED
         if fused:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ortmodule import _core
-from ortmodule.core.errors import DoesNotHold, NotInEngine
+from ortmodule.core.errors import ArgumentError, DoesNotHold, NotInEngine, OutOfMemoryError
 from ortmodule.core.pytree import as_arguments
 from ortmodule.core.torch_private import tree_map_only
 from ortmodule.debug.peak import HeldTensor, Peak, peak_of
@@ -69,9 +69,10 @@ def largest_batch(
     step = _Step(model, as_arguments(sample), optimizer)
     first = next((t for t in step.call.inputs if t.dim() > dim), None)
     if first is None:
-        raise ValueError(f"no tensor of the sample has a dimension {dim}")
+        raise ArgumentError(f"no tensor of the sample has a dimension {dim}")
     room = step.room() if budget is None else budget
-    batch, refused = first.shape[dim], [MemoryError()]
+    batch = first.shape[dim]
+    refused: list[MemoryError] = [OutOfMemoryError()]
 
     def fits(size: int) -> bool:
         try:
@@ -80,11 +81,11 @@ def largest_batch(
             refused[0] = error
             return False
         if peak.total > room:
-            refused[0] = MemoryError(f"a step takes {peak.total} bytes; the largest: {_largest(peak)}")
+            refused[0] = OutOfMemoryError(f"a step takes {peak.total} bytes; the largest: {_largest(peak)}")
         return peak.total <= room
 
     if not fits(1):
-        raise MemoryError(f"a batch of 1 does not fit in {room} bytes: {refused[0]}")
+        raise OutOfMemoryError(f"a batch of 1 does not fit in {room} bytes: {refused[0]}")
     return _last(fits, batch)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ortmodule.core.config import Config, DebugOptions
+from ortmodule.core.errors import ArgumentTypeError, StateError
 from ortmodule.core.torch_private import is_fx_tracing
 from ortmodule.debug.explain import explain
 from ortmodule.debug.graph_dump import Saver
@@ -126,7 +127,7 @@ class ORTModule(nn.Module):
         super().__init_subclass__(**kwargs)
         if not hasattr(cls, "_wrapped_class"):
             text = "ORTModule(model) is an instance of the model's own class, and is not derived from"
-            raise TypeError(f"class {cls.__name__}: {text}: write methods into the model's class")
+            raise ArgumentTypeError(f"class {cls.__name__}: {text}: write methods into the model's class")
 
     def __init__(
         self, model: nn.Module, debug_options: DebugOptions | None = None, config: Config | None = None
@@ -152,7 +153,7 @@ class ORTModule(nn.Module):
         return self._ortmodule.module
 
     def _replicate_for_data_parallel(self) -> Any:
-        raise RuntimeError("ORTModule does not work inside nn.DataParallel: use DistributedDataParallel")
+        raise StateError("ORTModule does not work inside nn.DataParallel: use DistributedDataParallel")
 
 
 class _MakesPlain(type):
@@ -195,13 +196,17 @@ def _wrapper(model: Any) -> str:
 
 def _wrap(model: nn.Module, debug_options: DebugOptions | None = None, config: Config | None = None) -> Any:
     if isinstance(model, ORTModule):
-        raise TypeError("the module is an ORTModule already")
+        raise ArgumentTypeError("the module is an ORTModule already")
     if isinstance(model, nn.DataParallel):
-        raise TypeError("nn.DataParallel is not supported: wrap the module itself and use DistributedDataParallel")
+        raise ArgumentTypeError(
+            "nn.DataParallel is not supported: wrap the module itself and use DistributedDataParallel"
+        )
     if name := _wrapper(model):
-        raise TypeError(f"ORTModule comes before {name}: wrap the module itself, {name}(ORTModule(module), ...)")
+        raise ArgumentTypeError(
+            f"ORTModule comes before {name}: wrap the module itself, {name}(ORTModule(module), ...)"
+        )
     if not isinstance(model, nn.Module):
-        raise TypeError(f"ORTModule wraps a torch.nn.Module, not {_described(model)}")
+        raise ArgumentTypeError(f"ORTModule wraps a torch.nn.Module, not {_described(model)}")
     dispatcher = Dispatcher(model, debug_options, config, _ATTACHMENTS)
     try:
         wrapped: Any = object.__new__(_class_for(model))
@@ -226,7 +231,7 @@ def rewrap(wrapped: ORTModule, config: Config) -> None:
 
 def _class_for(model: nn.Module) -> type:
     if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError("a ScriptModule cannot be wrapped: pass the module that it was made from")
+        raise ArgumentTypeError("a ScriptModule cannot be wrapped: pass the module that it was made from")
     return _wrapped_class(type(model))  # type: ignore[arg-type]  # torch annotates __hash__ in its own way
 
 
@@ -254,7 +259,9 @@ def _change_class(self: ORTModule, cls: Any) -> None:
             body.setdefault("__deepcopy__", _copied_by_attributes)
         plain = types.new_class(cls.__name__, bases, exec_body=lambda namespace: namespace.update(body))
     else:
-        raise TypeError(f"the class of an ORTModule becomes one that is derived from it, which {cls.__name__} is not")
+        raise ArgumentTypeError(
+            f"the class of an ORTModule becomes one that is derived from it, which {cls.__name__} is not"
+        )
     module.__class__ = plain
     vars(object)["__class__"].__set__(self, _wrapped_class(plain))
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortmodule.core.errors import ArgumentTypeError
+
 
 class ModuleWithLoss(nn.Module):
     """``loss(module(...), labels)`` as a module: wrap it, and the engine sees that nothing but the loss is seen. Rows
@@ -30,6 +32,6 @@ class ModuleWithLoss(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The loss of ``module(*args, **kwargs)``, which gets all arguments but the labels."""
         if self.labels not in kwargs:
-            raise TypeError(f"{type(self).__name__} wants the labels as {self.labels}=...")
+            raise ArgumentTypeError(f"{type(self).__name__} wants the labels as {self.labels}=...")
         labels = kwargs.pop(self.labels)
         return self.loss(self.module(*args, **kwargs), labels)

@@ -89,7 +89,7 @@ static status copy(ctx *c, const call *k, void *to, const void *from, size_t byt
 
 /* A tensor of Python's for an operand, on the device of the run. */
 static PyObject *new_operand(const python_host *self, const call *k, const tensor *t) {
-    if (!k->cuda) return tensor_empty(NULL, t->type, &t->shape);
+    if (!k->cuda) return tensor_empty(NULL, NULL, t->type, &t->shape);
     PyObject *spec = build_spec(t->type, &t->shape);
     PyObject *made = spec ? PyObject_CallMethod(self->object, "empty", "(O)", spec) : NULL;
     Py_XDECREF(spec);

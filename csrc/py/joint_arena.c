@@ -143,6 +143,7 @@ PyObject *plan_joint_arena(PyObject *object, PyObject *args) {
     const plan_object *self = (plan_object *)object;
     const plan *p = self->p;
     const shape all_of_it = {.rank = 1, .dim = {p->joint_bytes}};
+    const module_state *m = state_of((PyObject *)Py_TYPE(object));
     PyObject *tensor_type, *made;
     joint_arena *a;
     int another = 0;
@@ -155,9 +156,9 @@ PyObject *plan_joint_arena(PyObject *object, PyObject *args) {
         free(a);
         Py_RETURN_NONE;
     }
-    if (check_memory(p, state_of((PyObject *)Py_TYPE(object))) != OK) made = NULL;
+    if (check_memory(p, m) != OK) made = NULL;
     else if (!(a->memory = memory_take((size_t)a->bytes)))
-        made = PyErr_Format(PyExc_MemoryError, "out of memory: a run takes %lld bytes", (long long)a->bytes);
+        made = PyErr_Format(m->OutOfMemoryError, "out of memory: a run takes %lld bytes", (long long)a->bytes);
     else made = tensor_over(tensor_type, U8, &all_of_it, a->memory, a, give_arena);
     if (!made) give_arena(a);
     return made;
@@ -196,10 +197,11 @@ static void hold(part *p, joint_arena *a, int64_t offset, int64_t bytes) {
 }
 
 /* The tensor at a place of the arena; a gradient without one has memory of its own. */
-static PyObject *new_gradient(PyObject *tensor_type, joint_arena *a, int i, const value *v, int64_t offset) {
+static PyObject *new_gradient(const module_state *m, PyObject *tensor_type, joint_arena *a, int i, const value *v,
+                              int64_t offset) {
     PyObject *made;
 
-    if (!a || offset < 0) return tensor_empty(tensor_type, v->type, &v->shape);
+    if (!a || offset < 0) return tensor_empty(m, tensor_type, v->type, &v->shape);
     hold(&a->parts[i], a, offset, value_bytes(v));
     made = tensor_over(tensor_type, v->type, &v->shape, a->memory + offset, &a->parts[i], give_part);
     if (!made) give_part(&a->parts[i]);
@@ -210,6 +212,7 @@ PyObject *plan_empty_input_grads(PyObject *object, PyObject *args) {
     const plan_object *self = (plan_object *)object;
     const plan *p = self->p;
     const int count = plan_model_inputs(p);
+    const module_state *m = state_of((PyObject *)Py_TYPE(object));
     PyObject *tensor_type, *memory = Py_None, *list;
     joint_arena *a = NULL;
     int64_t bytes;
@@ -221,7 +224,7 @@ PyObject *plan_empty_input_grads(PyObject *object, PyObject *args) {
     list = PyList_New(count);
     for (int i = 0; list && i < count; i++) {
         const value *v = p->g->input_grads ? p->g->input_grads[i] : NULL;
-        PyObject *t = v ? new_gradient(tensor_type, a, i, v, a ? p->joint_grad[i] : -1) : Py_NewRef(Py_None);
+        PyObject *t = v ? new_gradient(m, tensor_type, a, i, v, a ? p->joint_grad[i] : -1) : Py_NewRef(Py_None);
         if (!t || PyList_SetItem(list, i, t) < 0) Py_CLEAR(list);
     }
     return list;

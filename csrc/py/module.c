@@ -362,6 +362,31 @@ static int add(PyObject *module, const char *name, PyObject **slot, PyObject *ob
     return object ? PyModule_AddObjectRef(module, name, object) : -1;
 }
 
+/* An exception that derives from `base`, and from `also` if that is given. */
+static int add_error(PyObject *module, const char *name, PyObject **slot, PyObject *base, PyObject *also) {
+    PyObject *bases = also ? PyTuple_Pack(2, base, also) : PyTuple_Pack(1, base);
+    char path[64];
+    int added;
+
+    if (!bases) return -1;
+    PyOS_snprintf(path, sizeof path, "ortmodule.%s", name);
+    added = add(module, name, slot, PyErr_NewException(path, bases, NULL));
+    Py_DECREF(bases);
+    return added;
+}
+
+static int add_errors(PyObject *module, module_state *m) {
+    if (add_error(module, "Error", &m->Error, PyExc_RuntimeError, NULL) < 0 ||
+        add_error(module, "EngineError", &m->EngineError, m->Error, NULL) < 0 ||
+        add_error(module, "UnsupportedError", &m->UnsupportedError, m->EngineError, NULL) < 0 ||
+        add_error(module, "InvalidModelError", &m->InvalidModelError, m->EngineError, PyExc_ValueError) < 0 ||
+        add_error(module, "ArgumentError", &m->ArgumentError, m->Error, PyExc_ValueError) < 0 ||
+        add_error(module, "ArgumentTypeError", &m->ArgumentTypeError, m->Error, PyExc_TypeError) < 0)
+        return -1;
+    if (add_error(module, "OutOfMemoryError", &m->OutOfMemoryError, m->Error, PyExc_MemoryError) < 0) return -1;
+    return add_error(module, "FileError", &m->FileError, m->Error, PyExc_OSError);
+}
+
 #ifdef ORT_EMULATED
 static PyObject *emulated(void) { return Py_NewRef(Py_True); }
 #else
@@ -377,7 +402,7 @@ static int check_interpreter(void) {
 
 static int core_exec(PyObject *module) {
     module_state *m = PyModule_GetState(module);
-    PyObject *bases = NULL, *gpu;
+    PyObject *gpu;
     int added;
 
     if (check_interpreter() < 0) return -1;
@@ -388,15 +413,7 @@ static int core_exec(PyObject *module) {
     if (added < 0 || PyModule_AddIntConstant(module, "cuda_sum_parts", CUDA_SUM_PARTS) < 0 ||
         PyModule_AddIntConstant(module, "cuda_digest_parts", CUDA_DIGEST_PARTS) < 0)
         return -1;
-    if (add(module, "Error", &m->Error, PyErr_NewException("ortmodule.Error", PyExc_RuntimeError, NULL)) < 0) return -1;
-    if (add(module, "UnsupportedError", &m->UnsupportedError,
-            PyErr_NewException("ortmodule.UnsupportedError", m->Error, NULL)) < 0)
-        return -1;
-    if (!(bases = PyTuple_Pack(2, m->Error, PyExc_ValueError))) return -1;
-    m->InvalidModelError = PyErr_NewException("ortmodule.InvalidModelError", bases, NULL);
-    Py_DECREF(bases);
-    if (!m->InvalidModelError || PyModule_AddObjectRef(module, "InvalidModelError", m->InvalidModelError) < 0)
-        return -1;
+    if (add_errors(module, m) < 0) return -1;
     if (add(module, "Model", &m->model_type, model_type_new(module)) < 0) return -1;
     if (add(module, "Number", &m->number_type, number_type_new(module)) < 0) return -1;
     if (add(module, "Plan", &m->plan_type, plan_type_new(module)) < 0) return -1;

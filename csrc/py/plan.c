@@ -251,11 +251,11 @@ static PyObject *plan_onnx(PyObject *object, PyObject *unused) {
     return result;
 }
 
-static PyObject *empty_values(PyObject *tensor_type, value *const *list, int count) {
+static PyObject *empty_values(const module_state *m, PyObject *tensor_type, value *const *list, int count) {
     PyObject *tensors = PyList_New(count);
     for (int i = 0; tensors && i < count; i++) {
         const value *v = list ? list[i] : NULL;
-        PyObject *t = v ? tensor_empty(tensor_type, v->type, &v->shape) : Py_NewRef(Py_None);
+        PyObject *t = v ? tensor_empty(m, tensor_type, v->type, &v->shape) : Py_NewRef(Py_None);
         if (!t || PyList_SetItem(tensors, i, t) < 0) Py_CLEAR(tensors);
     }
     return tensors;
@@ -273,6 +273,7 @@ const plan *plan_for_gpu(PyObject *object, int *device) {
 }
 
 static PyObject *empty_outputs(PyObject *object, PyObject *args) {
+    const module_state *m = state_of((PyObject *)Py_TYPE(object));
     PyObject *tensor_type;
     int has_arena = 0;
     status s;
@@ -282,8 +283,8 @@ static PyObject *empty_outputs(PyObject *object, PyObject *args) {
     ctx_init(&c);
     s = has_arena ? OK : plan_check_memory(&c, plan_of(object), false);
     ctx_release(&c);
-    if (s != OK) return raise_status(state_of((PyObject *)Py_TYPE(object)), &c.err);
-    return empty_values(tensor_type, plan_of(object)->g->outputs, plan_of(object)->g->n_outputs);
+    if (s != OK) return raise_status(m, &c.err);
+    return empty_values(m, tensor_type, plan_of(object)->g->outputs, plan_of(object)->g->n_outputs);
 }
 
 static PyMethodDef plan_methods[] = {

@@ -15,9 +15,14 @@
 
 /* Everything that is global lives here, once a module. */
 #define MODULE_STATE(X)                                                                                                \
-    X(Error)             /* RuntimeError: the engine failed */                                                         \
-    X(UnsupportedError)  /* Error: well-formed, but only PyTorch can compute it */                                     \
-    X(InvalidModelError) /* Error and ValueError: the bytes are not a model */                                         \
+    X(Error)             /* RuntimeError: all of ours derive from it */                                                \
+    X(EngineError)       /* Error: the engine failed, or cannot compute a graph */                                     \
+    X(UnsupportedError)  /* EngineError: well-formed, but only PyTorch can compute it */                               \
+    X(InvalidModelError) /* EngineError and ValueError: the bytes are not a model */                                   \
+    X(ArgumentError)     /* Error and ValueError: what was given has not the value or the shape that is wanted */      \
+    X(ArgumentTypeError) /* Error and TypeError: what was given is of another type than is wanted */                   \
+    X(OutOfMemoryError)  /* Error and MemoryError */                                                                   \
+    X(FileError)         /* Error and OSError */                                                                       \
     X(model_type)                                                                                                      \
     X(number_type)                                                                                                     \
     X(plan_type)                                                                                                       \
@@ -55,8 +60,9 @@ int tensor_address_of_ours(PyObject *object, int device, dtype type, const shape
 /* Address and size in bytes of a contiguous tensor of any type. */
 int tensor_bytes(PyObject *object, int device, const char *what, void **out, int64_t *bytes);
 
-/* A new CPU tensor that owns its memory, not filled; `tensor_type` is torch.Tensor. */
-PyObject *tensor_empty(PyObject *tensor_type, dtype type, const shape *s);
+/* A new CPU tensor that owns its memory, not filled; `tensor_type` is torch.Tensor. `m`: for OutOfMemoryError; NULL in a
+ * run, of which Python sees another error. */
+PyObject *tensor_empty(const module_state *m, PyObject *tensor_type, dtype type, const shape *s);
 /* The same over memory at `data`, which is the owner's: `give` is called once, when the last tensor over it is gone, from
  * any thread and without the interpreter's lock; not where there is no tensor (NULL). */
 PyObject *tensor_over(PyObject *tensor_type, dtype type, const shape *s, void *data, void *owner,

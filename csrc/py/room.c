@@ -71,7 +71,7 @@ PyObject *plan_take_room(PyObject *object, PyObject *unused) {
     Py_BEGIN_ALLOW_THREADS;
     s = open_room(&c, self, &made);
     Py_END_ALLOW_THREADS;
-    if (s == E_RUNTIME) PyErr_SetString(PyExc_OSError, c.err.text); /* nothing that PyTorch would have to run instead */
+    if (s == E_RUNTIME) PyErr_SetString(m->FileError, c.err.text); /* nothing that PyTorch would have to run instead */
     else if (s != OK) raise_status(m, &c.err);
     ctx_release(&c);
     if (s != OK) return NULL;

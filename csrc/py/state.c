@@ -8,13 +8,13 @@ module_state *state_of(PyObject *object) {
 }
 
 PyObject *raise_status(const module_state *m, const err *e) {
-    PyObject *type = m->Error, *text;
+    PyObject *type = m->EngineError, *text;
 
     switch (e->code) {
-    case E_NOMEM: type = PyExc_MemoryError; break;
+    case E_NOMEM: type = m->OutOfMemoryError; break;
     case E_INVALID: type = m->InvalidModelError; break;
-    case E_SHAPE: type = PyExc_ValueError; break;
-    case E_TYPE: type = PyExc_TypeError; break;
+    case E_SHAPE: type = m->ArgumentError; break;
+    case E_TYPE: type = m->ArgumentTypeError; break;
     case E_DATA:
     case E_UNSUPPORTED: type = m->UnsupportedError; break;
     case E_FOREIGN:

@@ -382,15 +382,16 @@ static PyObject *hand_over(const dl_exchange *e, owned *o, dtype type, const sha
     return NULL;
 }
 
-static PyObject *new_tensor(const dl_exchange *e, dtype type, const shape *s) {
+static PyObject *new_tensor(const module_state *m, const dl_exchange *e, dtype type, const shape *s) {
     size_t header = (sizeof(owned) + 63) & ~(size_t)63, bytes = (size_t)shape_count(s) * dtype_size(type);
     owned *o = memory_take(header + (bytes ? bytes : 1)); /* no two empty tensors at one address */
     PyObject *object;
 
     if (!o) {
         char sizes[SHAPE_TEXT];
-        return PyErr_Format(PyExc_MemoryError, "out of memory: a tensor of %s %s takes %zu bytes", dtype_name(type),
-                            shape_text(s, sizes), bytes);
+        return PyErr_Format(m ? m->OutOfMemoryError : PyExc_MemoryError,
+                            "out of memory: a tensor of %s %s takes %zu bytes", dtype_name(type), shape_text(s, sizes),
+                            bytes);
     }
     if (!(object = hand_over(e, o, type, s, (char *)o + header, give_owned))) memory_give(o);
     return object;
@@ -422,9 +423,9 @@ PyObject *tensor_over(PyObject *tensor_type, dtype type, const shape *s, void *d
     return object;
 }
 
-PyObject *tensor_empty(PyObject *tensor_type, dtype type, const shape *s) {
+PyObject *tensor_empty(const module_state *m, PyObject *tensor_type, dtype type, const shape *s) {
     const dl_exchange *e = exchange ? exchange : find_exchange(tensor_type);
-    return e ? new_tensor(e, type, s) : NULL;
+    return e ? new_tensor(m, e, type, s) : NULL;
 }
 
 PyObject *core_empty(PyObject *module, PyObject *args) {
@@ -436,7 +437,7 @@ PyObject *core_empty(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOO:empty", &tensor_type, &name, &sizes)) return NULL;
     if (parse_dtype(name, &type) < 0 || parse_shape(sizes, &s) < 0) return NULL;
     if (shape_check(&c, &s) != OK) return raise_status(state_of(module), &c.err);
-    return tensor_empty(tensor_type, type, &s);
+    return tensor_empty(state_of(module), tensor_type, type, &s);
 }
 
 PyObject *core_zero(PyObject *module, PyObject *object) {

@@ -20,7 +20,7 @@ from torch import nn
 from ortmodule.capture.dynamic_dims import capture
 from ortmodule.capture.pattern_rewriter import LOCK, PATTERNS, Function
 from ortmodule.core import devices, pytree
-from ortmodule.core.errors import CaptureError, Unflattenable
+from ortmodule.core.errors import ArgumentError, CaptureError, Unflattenable, UnknownNameError
 from ortmodule.core.names import DEFAULT_OPSET, INPUT
 from ortmodule.core.onnx_utils import constants
 from ortmodule.guards.module_tree import Tree
@@ -49,7 +49,7 @@ def register(
     """
     with LOCK:
         if name in PATTERNS:
-            raise ValueError(f"there is a pattern {name!r} already: unregister it first")
+            raise ArgumentError(f"there is a pattern {name!r} already: unregister it first")
         found = _Pattern(name, pattern, replacement, [t.detach() for t in examples])
         if check:
             _compare(found)
@@ -61,7 +61,7 @@ def unregister(name: str) -> None:
     """Graphs that are captured from now on keep what the pattern describes. Raises KeyError for an unknown name."""
     with LOCK:
         if name not in PATTERNS:
-            raise KeyError(f"there is no pattern {name!r}")
+            raise UnknownNameError(f"there is no pattern {name!r}")
         del PATTERNS[name]
 
 
@@ -99,30 +99,30 @@ class _Pattern:
         leaves = [t.requires_grad_(t.is_floating_point()) for t in tensors]
         inputs, arguments = pytree.flatten((tuple(leaves), {}))
         if len(inputs) != len(leaves):
-            raise ValueError("a tensor stands twice among the examples")
+            raise ArgumentError("a tensor stands twice among the examples")
         try:
             with torch.enable_grad():
                 opaque = Opaque({}, frozenset(), functions=False)
                 found = capture(module.forward, module, Tree(module), arguments, inputs, opset, opaque, rewritten=False)
         except (CaptureError, Unflattenable) as error:
-            raise ValueError(f"{what} of {self.name!r} cannot be exported: {error}") from error
+            raise ArgumentError(f"{what} of {self.name!r} cannot be exported: {error}") from error
         if found.trace.nodes:
-            raise ValueError(
+            raise ArgumentError(
                 f"{what} of {self.name!r} has an operator that PyTorch would run: {found.trace.nodes[0].name}"
             )
         graph = found.model.graph
         strange = [v.name for v in graph.input if not v.name.startswith(INPUT)]
         if strange:
-            raise ValueError(f"{what} of {self.name!r} uses a tensor that is not among its operands")
+            raise ArgumentError(f"{what} of {self.name!r} uses a tensor that is not among its operands")
         if len(graph.output) != 1 or len(found.trace.sources) != 1:
-            raise ValueError(f"{what} of {self.name!r} does not return one computed tensor")
+            raise ArgumentError(f"{what} of {self.name!r} does not return one computed tensor")
         return Function(graph, constants(found.model))
 
     def _check_operands(self, half: Function) -> None:
         used = {name for node in half.graph.node for name in node.input}
         for i in range(len(self.examples)):
             if f"{INPUT}{i}" not in used:
-                raise ValueError(f"the pattern of {self.name!r} does not use its operand {i}")
+                raise ArgumentError(f"the pattern of {self.name!r} does not use its operand {i}")
 
 
 class _Module(nn.Module):
@@ -148,7 +148,7 @@ def _compare(pattern: _Pattern) -> None:
         wrt = [t for t in leaves if t.requires_grad]
         result = function(*leaves)
         if not isinstance(result, torch.Tensor):
-            raise ValueError(f"the functions of {pattern.name!r} must return one tensor")
+            raise ArgumentError(f"the functions of {pattern.name!r} must return one tensor")
         grads: Sequence[Any] = ()
         if result.requires_grad:
             dy = torch.linspace(0.5, 1.5, result.numel(), dtype=result.dtype).view(result.shape)
@@ -156,9 +156,9 @@ def _compare(pattern: _Pattern) -> None:
         both.append((result.detach(), *grads))
     (first, *first_grads), (second, *second_grads) = both
     if first.shape != second.shape or first.dtype != second.dtype or len(first_grads) != len(second_grads):
-        raise ValueError(f"the functions of {pattern.name!r} return tensors of another type or shape")
+        raise ArgumentError(f"the functions of {pattern.name!r} return tensors of another type or shape")
     for i, (a, b) in enumerate(zip([first, *first_grads], [second, *second_grads], strict=True)):
         scale = max(1e-30, float(a.double().abs().max())) if a.numel() else 1.0
         if not torch.allclose(a.double(), b.double(), rtol=0, atol=_TOLERANCE * scale, equal_nan=True):
             what = f"gradients of operand {i - 1}" if i else "results"
-            raise ValueError(f"the {what} of the two functions of {pattern.name!r} differ")
+            raise ArgumentError(f"the {what} of the two functions of {pattern.name!r} differ")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortmodule.core.errors import CompatError
+from ortmodule.core.errors import CompatError, ExistingFileError
 from ortmodule.core.torch_private import traced, tree_map_only
 from ortmodule.host.fallback import THREAD
 
@@ -43,7 +43,7 @@ class StatisticsSubscriber:
         self.start, self.end = start_step or 0, end_step
         if self.folder.exists():
             if not override_output_dir:
-                raise FileExistsError(f"the folder {output_dir} exists: override_output_dir=True deletes it")
+                raise ExistingFileError(f"the folder {output_dir} exists: override_output_dir=True deletes it")
             shutil.rmtree(self.folder)
 
     def write(self, step: int, name: str, direction: str, tensor: torch.Tensor) -> None:

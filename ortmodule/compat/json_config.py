@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from ortmodule.core.config import PREFIX, Config
-from ortmodule.core.errors import CompatError
+from ortmodule.core.errors import ArgumentTypeError, CompatError
 from ortmodule.module import ORTModule, rewrap
 
 VARIABLE = f"{PREFIX}JSON_CONFIG_PATH"
@@ -19,7 +19,7 @@ def load_from_json(model: Any, path: str | None = None) -> None:
     CompatError without a file, ValueError for what is in it.
     """
     if not isinstance(model, ORTModule):
-        raise TypeError(f"load_from_json() wants an ORTModule, not {type(model).__name__}")
+        raise ArgumentTypeError(f"load_from_json() wants an ORTModule, not {type(model).__name__}")
     path = path or os.environ.get(VARIABLE)
     if not path:
         raise CompatError(f"load_from_json() wants a path, or one in {VARIABLE}")

@@ -7,13 +7,14 @@ from typing import Any
 from torch import nn
 
 from ortmodule.core.config import DebugOptions
+from ortmodule.core.errors import MissingPackageError
 from ortmodule.module import ORTModule
 
 try:
     from deepspeed.pipe import PipelineModule
 except ImportError as error:
     text = f"ORTPipelineModule is for DeepSpeed's pipelines, and deepspeed cannot be imported: {error}"
-    raise ImportError(text) from None
+    raise MissingPackageError(text) from None
 
 
 class ORTPipelineModule(PipelineModule):  # type: ignore[misc]  # deepspeed has no types

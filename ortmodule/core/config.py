@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from ortmodule.core.errors import ArgumentTypeError, SettingError
 from ortmodule.core.logger import LogLevel, warn_once
 from ortmodule.core.names import DEFAULT_OPSET, OLDEST_OPSET, OPSETS
 from ortmodule.core.original_keys import from_original
@@ -64,13 +65,13 @@ class DebugOptions:
         config: Any = None,
     ) -> None:
         if not isinstance(log_level, LogLevel):
-            raise TypeError(f"log_level is a LogLevel, not {type(log_level).__name__}")
+            raise ArgumentTypeError(f"log_level is a LogLevel, not {type(log_level).__name__}")
         if not isinstance(onnx_prefix, str):
-            raise TypeError(f"onnx_prefix is text, not {type(onnx_prefix).__name__}")
+            raise ArgumentTypeError(f"onnx_prefix is text, not {type(onnx_prefix).__name__}")
         if save_onnx and not onnx_prefix:
-            raise ValueError("save_onnx=True needs an onnx_prefix")
+            raise SettingError("save_onnx=True needs an onnx_prefix")
         if save_onnx and os.path.basename(onnx_prefix) != onnx_prefix:
-            raise ValueError(f"onnx_prefix={onnx_prefix} names a folder: that is what save_path is for")
+            raise SettingError(f"onnx_prefix={onnx_prefix} names a folder: that is what save_path is for")
         if save_onnx:
             by_environment = os.environ.get(f"{PREFIX}SAVE_ONNX_PATH")
             name = f"{PREFIX}SAVE_ONNX_PATH" if by_environment else "save_path"
@@ -392,7 +393,7 @@ class Variable:
         try:
             return self.kind.parse(text)
         except ValueError as error:
-            raise ValueError(f"{PREFIX}{self.name}={text} ({source}): this setting {error}") from None
+            raise SettingError(f"{PREFIX}{self.name}={text} ({source}): this setting {error}") from None
 
 
 VARIABLES = {
@@ -433,9 +434,9 @@ def read_config(config: Config | None = None, debug: DebugOptions | None = None)
     is not, and one whose capability does not exist yet, get a warning each.
     """
     if debug is not None and not isinstance(debug, DebugOptions):
-        raise TypeError(f"debug_options is a DebugOptions, not {type(debug).__name__}")
+        raise ArgumentTypeError(f"debug_options is a DebugOptions, not {type(debug).__name__}")
     if config is not None and not isinstance(config, Config):
-        raise TypeError(f"config is a Config, not {type(config).__name__}")
+        raise ArgumentTypeError(f"config is a Config, not {type(config).__name__}")
     debug, config = debug or DebugOptions(), config or Config()
     values: dict[str, Any] = {"LOG_LEVEL": debug.log_level, "SAVE_ONNX_PATH": debug.save_path}
     values |= {"SAVE_ONNX": debug.save_onnx, "ONNX_PREFIX": debug.onnx_prefix} | _DEFAULTS
@@ -466,9 +467,9 @@ def _from_json(path: str) -> dict[str, tuple[str, str]]:
     try:
         content = parse_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{PREFIX}JSON_CONFIG_PATH={path}: {error}") from None
+        raise SettingError(f"{PREFIX}JSON_CONFIG_PATH={path}: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{PREFIX}JSON_CONFIG_PATH={path}: it holds an object with a name for each value")
+        raise SettingError(f"{PREFIX}JSON_CONFIG_PATH={path}: it holds an object with a name for each value")
     content = from_original(content)
     named = {name.upper().removeprefix(PREFIX): value for name, value in content.items()}
     return {name: (_text(path, name, named[name]), path) for name in _known(named, path) if named[name] is not None}
@@ -484,7 +485,7 @@ def _text(path: str, name: str, value: Any) -> str:
         return str(value)
     if isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(item, str) for item in value):
         return "|".join(sorted(value))
-    raise ValueError(f"{path}: {name} is a text, a number, true, false, or a list of texts, not {json.dumps(value)}")
+    raise SettingError(f"{path}: {name} is a text, a number, true, false, or a list of texts, not {json.dumps(value)}")
 
 
 def _known(names: Iterable[str], source: str) -> list[str]:

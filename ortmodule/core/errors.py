@@ -1,6 +1,7 @@
-"""Defines the exceptions that packages raise for each other; what a user sees is in the README.
+"""Defines the exceptions: those that a user sees, which all derive from `ortmodule.Error`, and those of packages alone.
 
-Each carries a sentence that names the thing. Those of the engine itself are `ortmodule.Error` and its subclasses.
+Each carries a sentence that names the thing. What a user sees derives from Python's class for such an error, too; some
+of these the engine raises itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ortmodule import _core
+from ortmodule._core import ArgumentError as ArgumentError
+from ortmodule._core import ArgumentTypeError as ArgumentTypeError
+from ortmodule._core import FileError as FileError
+from ortmodule._core import OutOfMemoryError as OutOfMemoryError
 
 if TYPE_CHECKING:
     from ortmodule.core.traced_types import TracedNode
@@ -24,8 +29,40 @@ class CompatError(_core.Error, ValueError):
     """A compatibility name cannot do what was asked for; the sentence says why."""
 
 
-class TritonError(_core.Error):
+class TritonError(_core.EngineError):
     """Triton made no kernel of a part of a graph; the sentence has its reason."""
+
+
+class SettingError(ArgumentError):
+    """A setting has a value that it cannot have; the sentence names it, and what it takes."""
+
+
+class StateError(_core.Error):
+    """What was asked for cannot be now, or no longer; the sentence says why."""
+
+
+class UnknownNameError(KeyError, _core.Error):
+    """There is nothing of the name that was given."""
+
+
+class MissingFileError(FileNotFoundError, FileError):
+    """A file or a folder is not there."""
+
+
+class NotAFolderError(NotADirectoryError, FileError):
+    """A path is not that of a folder."""
+
+
+class NotWritableError(PermissionError, FileError):
+    """A file or a folder cannot be written."""
+
+
+class ExistingFileError(FileExistsError, FileError):
+    """A file or a folder is there already."""
+
+
+class MissingPackageError(ImportError, _core.Error):
+    """A package that is needed is not installed, or cannot be imported."""
 
 
 class Cause(Enum):
@@ -63,7 +100,7 @@ class CallsOwn(BaseException):
     through the user's code, whose handlers of errors must not take it."""
 
 
-class MissingPrivate(RuntimeError):
+class MissingPrivate(_core.Error):
     """This PyTorch lacks a private name that is needed; the sentence says which, and what happens without it."""
 
 
@@ -106,7 +143,7 @@ class ExportError(Exception):
         self.kind = kind
 
 
-class Unflattenable(TypeError):
+class Unflattenable(ArgumentTypeError):
     """An argument or a result that cannot be taken apart; the sentence says which."""
 
 
@@ -145,7 +182,7 @@ class NotKnown(Exception):
     """The sizes of a node's results are not known before it runs."""
 
 
-class Disagrees(RuntimeError):
+class Disagrees(_core.Error):
     """A node did something that its graph cannot take in; the sentence says what."""
 
 

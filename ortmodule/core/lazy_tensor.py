@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ortmodule.core.errors import StateError
 from ortmodule.core.torch_private import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map_only
 
 
@@ -54,7 +55,7 @@ class Deferred(torch.Tensor):
         for argument in func._schema.arguments:
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(given.get(argument.name), Deferred):
-                raise RuntimeError(f"{func} cannot change logits in place that are not computed yet: clone them first")
+                raise StateError(f"{func} cannot change logits in place that are not computed yet: clone them first")
         return func(*tree_map_only(Deferred, _memory, args), **tree_map_only(Deferred, _memory, kwargs))
 
 

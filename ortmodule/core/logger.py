@@ -155,7 +155,10 @@ class Log:
                 bar.set_postfix_str(phase)
                 begun += 1
 
-            yield begins
+            try:
+                yield begins
+            finally:
+                bar.update(phases - bar.n)  # a notebook's stays, and is red, where it is not full
 
 
 def callers_level() -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ortmodule import _core
+from ortmodule.core.errors import NotAFolderError, NotWritableError, SettingError
 from ortmodule.core.logger import LogLevel
 from ortmodule.core.safe_files import make_private, parse_json
 
@@ -22,9 +23,9 @@ def check_folder(path: str, what: str = "") -> None:
     """Raises OSError unless files can be made in the folder ``path``. ``what``: names it in the error."""
     begin = f"{what}: " if what else ""
     if not os.path.isdir(path):
-        raise NotADirectoryError(f"{begin}{path} is not a folder")
+        raise NotAFolderError(f"{begin}{path} is not a folder")
     if not os.access(path, os.W_OK | os.X_OK):
-        raise PermissionError(f"{begin}the folder {path} cannot be written")
+        raise NotWritableError(f"{begin}the folder {path} cannot be written")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -46,7 +47,7 @@ _FLAGS = {"1": True, "TRUE": True, "ON": True, "YES": True, "0": False, "FALSE":
 
 def _flag(text: str) -> bool:
     if text.upper() not in _FLAGS:
-        raise ValueError(f"is 1 or 0{nearest(text, _FLAGS)}")
+        raise SettingError(f"is 1 or 0{nearest(text, _FLAGS)}")
     return _FLAGS[text.upper()]
 
 
@@ -56,7 +57,7 @@ def _auto_flag(text: str) -> str:
     try:
         return "1" if _flag(text) else "0"
     except ValueError as error:
-        raise ValueError(f"is auto, {str(error).removeprefix('is ')}") from None
+        raise SettingError(f"is auto, {str(error).removeprefix('is ')}") from None
 
 
 def number_from(least: int, most: int | None = None) -> Kind:
@@ -64,11 +65,11 @@ def number_from(least: int, most: int | None = None) -> Kind:
         try:
             number = int(text)
         except ValueError:
-            raise ValueError("is a whole number") from None
+            raise SettingError("is a whole number") from None
         if number < least or (most is not None and number > most):
             near = least if number < least else most
             allowed = f"at least {least}" if most is None else f"from {least} to {most}"
-            raise ValueError(f"is a whole number, {allowed}; the nearest is {near}")
+            raise SettingError(f"is a whole number, {allowed}; the nearest is {near}")
         return number
 
     return Kind(f"number from {least}" + ("" if most is None else f" to {most}"), parse)
@@ -89,16 +90,16 @@ def _share(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise ValueError("is a number, as 0.1, or inf") from None
+        raise SettingError("is a number, as 0.1, or inf") from None
     if not number >= 0:
-        raise ValueError("is a number from 0, or inf; the nearest is 0")
+        raise SettingError("is a number from 0, or inf; the nearest is 0")
     return number
 
 
 def one_of(*names: str, result: Callable[[str], Any] = str) -> Kind:
     def parse(text: str) -> Any:
         if text.upper() not in upper:
-            raise ValueError(f"is one of {', '.join(names)}{nearest(text, upper)}")
+            raise SettingError(f"is one of {', '.join(names)}{nearest(text, upper)}")
         return result(upper[text.upper()])
 
     upper = {name.upper(): name for name in names}
@@ -109,7 +110,7 @@ def some_of(*names: str) -> Kind:
     def parse(text: str) -> frozenset[str]:
         chosen = frozenset(name.strip().upper() for name in text.split("|"))
         for name in sorted(chosen - set(names)):
-            raise ValueError(f"takes {', '.join(names)}, not {name or 'an empty name'}{nearest(name, names)}")
+            raise SettingError(f"takes {', '.join(names)}, not {name or 'an empty name'}{nearest(name, names)}")
         return chosen
 
     return Kind("names joined by `\\|`: " + ", ".join(f"`{name}`" for name in names), parse)
@@ -122,10 +123,10 @@ def _pass_names(text: str) -> frozenset[str]:
     chosen = frozenset(name.strip().lower() for name in text.replace("|", ",").split(","))
     for name in sorted(chosen - set(known)):
         if name in bits:
-            raise ValueError(f"takes passes that can be left out, and gradients would be wrong without {name}")
+            raise SettingError(f"takes passes that can be left out, and gradients would be wrong without {name}")
         near = difflib.get_close_matches(name, known, 1, 0.5)
         advice = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"takes names of passes ({', '.join(known)}), not {name or 'an empty name'}{advice}")
+        raise SettingError(f"takes names of passes ({', '.join(known)}), not {name or 'an empty name'}{advice}")
     return chosen
 
 
@@ -133,7 +134,7 @@ def _folder(text: str) -> str:
     try:
         check_folder(text)
     except OSError as error:
-        raise ValueError(f"is a folder that can be written, but {error}") from None
+        raise SettingError(f"is a folder that can be written, but {error}") from None
     return text
 
 
@@ -141,13 +142,13 @@ def _private_folder(text: str) -> str:
     try:
         make_private(text)
     except OSError as error:
-        raise ValueError(f"is a folder that can be made, and that only its owner can write, but {error}") from None
+        raise SettingError(f"is a folder that can be made, and that only its owner can write, but {error}") from None
     return _folder(text)
 
 
 def _file(text: str) -> str:
     if not os.path.isfile(text) or not os.access(text, os.R_OK):
-        raise ValueError("is a file that can be read")
+        raise SettingError("is a file that can be read")
     return text
 
 
@@ -166,18 +167,20 @@ def _clusters(text: str) -> str:
         try:
             content = parse_json(Path(text).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ValueError(f"is a JSON file, but {error}") from None
+            raise SettingError(f"is a JSON file, but {error}") from None
         if not isinstance(content, list) or not all(isinstance(each, str) for each in content):
-            raise ValueError("is a JSON file with a list of texts")
+            raise SettingError("is a JSON file with a list of texts")
         given = ",".join(content)
     elif ":" in text:
         given = text
     else:
-        raise ValueError("is a JSON file that can be read, or a list <cluster>:<strategy>:<count> with commas between")
+        raise SettingError(
+            "is a JSON file that can be read, or a list <cluster>:<strategy>:<count> with commas between"
+        )
     wishes = [each.strip() for each in given.split(",") if each.strip()]
     for wish in wishes:
         if _WISH.fullmatch(wish) is None:
-            raise ValueError(
+            raise SettingError(
                 f"takes <cluster>:<strategy>:<count>, as Gelu+:1:-1, with a strategy from 0 to 2 and a count of at "
                 f"least -1, not {wish}"
             )
@@ -192,7 +195,7 @@ _UNITS = {unit: 1024**i for i, unit in enumerate(("B", "KIB", "MIB", "GIB", "TIB
 def _bytes(text: str) -> int:
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Z]*)", text.strip().upper())
     if found is None or found[2] not in _UNITS:
-        raise ValueError("is a number of bytes, as 8GiB, 500MB or 1000000")
+        raise SettingError("is a number of bytes, as 8GiB, 500MB or 1000000")
     return int(float(found[1]) * _UNITS[found[2]])
 
 

@@ -7,16 +7,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import onnx
 from torch import nn
 
 from ortmodule import _core
 from ortmodule.core import torch_private
 from ortmodule.core.config import Config
+from ortmodule.core.errors import ArgumentTypeError
+from ortmodule.core.names import STATE
 from ortmodule.core.weights import weights
 from ortmodule.debug.layers import MOST_LINES, LayerReport, layer_lines, layers_of
 from ortmodule.debug.peak import Peak, in_units, peak_so_far
-from ortmodule.host.host_node import Node
 from ortmodule.runtime.capture_budget import Budget, Variant
+from ortmodule.runtime.compiled_graph import CompiledGraph
 from ortmodule.runtime.dispatcher import Dispatcher
 
 #: Sentences of a printed report about what libraries refused; lines about variants.
@@ -189,12 +192,12 @@ def explain(model: Any) -> Report:
     """How ``model``, an ORTModule, is run: print it, or read its fields."""
     owner: Dispatcher = getattr(model, "_ortmodule", model)
     if not hasattr(owner, "fallback"):
-        raise TypeError(f"explain() wants an ORTModule, not {type(model).__name__}")
+        raise ArgumentTypeError(f"explain() wants an ORTModule, not {type(model).__name__}")
     tree = None if owner.states.latest is None else owner.states.latest.tree
     units = {} if tree is None else {path: explain(unit) for path, unit in owner.units(tree).items()}
     nodes = owner.latest.capture.trace.nodes if owner.latest is not None and owner.fallback.reason is None else None
     parts = {path: explain(part) for path, part in owner.parts.found(nodes is None).items()}
-    inside = _weights_in_engine(owner.module, units | parts, nodes)
+    inside = _weights_in_engine(owner.module, units | parts, None if nodes is None else owner.latest)
     graphs = [graph for variants in owner.graphs.values() for graph in variants]
     sessions = [session for graph in graphs for session in graph.sessions()]
     seconds = owner.compiler.seconds | {"plan": sum(session.plan_seconds for session in sessions)}
@@ -247,21 +250,32 @@ def explain(model: Any) -> Report:
     )
 
 
-def _weights_in_engine(module: nn.Module, units: dict[str, Report], nodes: list[Node] | None) -> float:
-    """``units``: the submodules with graphs of their own. ``nodes``: those of the module's own graph that PyTorch runs;
-    None: it runs all but the units."""
+def _weights_in_engine(module: nn.Module, units: dict[str, Report], graph: CompiledGraph | None) -> float:
+    """``units``: the submodules with graphs of their own. ``graph``: the module's own; None: PyTorch runs all but the
+    units."""
     sizes = weights(module.modules())
     if not any(sizes.values()):  # none, or none that this process has
-        return float(nodes is not None)
-    own = set(sizes) if nodes is not None else set()
-    for node in nodes or ():
-        if node.kind == "module":
-            own -= {id(p) for p in module.get_submodule(node.name).parameters()}
+        return float(graph is not None)
+    own: set[int] = set()
+    if graph is not None:
+        nodes = [node for node in graph.capture.trace.nodes if node.kind == "module"]
+        left = {id(m) for node in nodes for m in module.get_submodule(node.name).modules()}
+        own = set(weights(m for m in module.modules() if id(m) not in left))  # tied ones, too, if one of two is there
+        named = dict(module.named_parameters(remove_duplicate=False))
+        own -= {id(named.get(path)) for path in _only_in_pytorch(graph.capture.model)}
     inside: float = sum(sizes[key] for key in own)
     for path, report in units.items():
         found = {id(p): sizes[id(p)] for p in module.get_submodule(path).parameters() if id(p) in sizes}
         inside += report.weights_in_engine * sum(size for key, size in found.items() if key not in own)
     return inside / sum(sizes.values())
+
+
+def _only_in_pytorch(model: onnx.ModelProto) -> set[str]:
+    """Paths of what functions read that PyTorch runs, and nothing else."""
+    there: dict[bool, set[str]] = {False: set(), True: set()}
+    for node in model.graph.node:
+        there[node.op_type == "PythonOp"].update(node.input)
+    return {name.removeprefix(STATE) for name in there[True] - there[False] if name.startswith(STATE)}
 
 
 _LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}

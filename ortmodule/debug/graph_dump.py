@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ortmodule import _core
+from ortmodule.core.errors import SettingError
 from ortmodule.core.logger import LOGGER
 from ortmodule.core.onnx_utils import without_dead
 from ortmodule.core.safe_files import write_whole
@@ -41,7 +42,7 @@ class Saver:
         ValueError without a prefix."""
         config = owner.config
         if config.save_onnx and not config.onnx_prefix:
-            raise ValueError("ORTMODULE_SAVE_ONNX=1 needs ORTMODULE_ONNX_PREFIX, with which the names of files begin")
+            raise SettingError("ORTMODULE_SAVE_ONNX=1 needs ORTMODULE_ONNX_PREFIX, with which the names of files begin")
         prefix = config.onnx_prefix if config.save_onnx else ""
         folder = config.save_onnx_path or "."
         if prefix:

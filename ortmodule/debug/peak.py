@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ortmodule import _core
+from ortmodule.core.errors import ArgumentError
 from ortmodule.engine.memory_goal import Spec, bytes_of
 from ortmodule.guards.inventory import Slot
 from ortmodule.runtime.compiled_graph import CompiledGraph
@@ -200,7 +201,7 @@ def _optimizer(trained: Sequence[tuple[str, torch.Tensor]], optimizer: str | tor
     if isinstance(optimizer, torch.optim.Optimizer):
         return [HeldTensor("optimizer", *_place(name), count) for name, t in trained if (count := _kept(optimizer, t))]
     if optimizer not in OPTIMIZERS:
-        raise ValueError(f"optimizer={optimizer!r}: it is an optimizer, or one of {', '.join(OPTIMIZERS)}")
+        raise ArgumentError(f"optimizer={optimizer!r}: it is an optimizer, or one of {', '.join(OPTIMIZERS)}")
     return [HeldTensor("optimizer", *_place(n), OPTIMIZERS[optimizer] * t.nbytes) for n, t in trained]
 
 
@@ -220,7 +221,7 @@ def _kept(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> int:
     for group in optimizer.param_groups:
         if any(each is param for each in group["params"]):
             if kind not in OPTIMIZERS:
-                raise ValueError(
+                raise ArgumentError(
                     f"what {type(optimizer).__name__} keeps is known after its first step: take one of a small model, "
                     f"or one of {', '.join(OPTIMIZERS)}"
                 )

@@ -17,6 +17,7 @@ from torch import nn
 
 from ortmodule import _core
 from ortmodule.core import pytree
+from ortmodule.core.errors import ArgumentTypeError
 from ortmodule.core.safe_files import write_whole
 from ortmodule.debug.peak import module_path
 from ortmodule.engine.session import PLAN_MADE
@@ -241,7 +242,7 @@ def profile(model: nn.Module) -> Profile:
     """
     owner = getattr(model, "_ortmodule", None)
     if owner is None:
-        raise TypeError(f"profile() wants an ORTModule, not {type(model).__name__}")
+        raise ArgumentTypeError(f"profile() wants an ORTModule, not {type(model).__name__}")
     return Profile(owner)
 
 

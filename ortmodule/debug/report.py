@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ortmodule import _core
-from ortmodule.core.errors import DoesNotHold, NotInEngine
+from ortmodule.core.errors import ArgumentError, ArgumentTypeError, DoesNotHold, MissingPackageError, NotInEngine
 from ortmodule.core.names import VERSION
 from ortmodule.core.onnx_utils import without_dead
 from ortmodule.core.pytree import as_arguments
@@ -114,7 +114,7 @@ def report(
     """
     owner: Dispatcher | None = getattr(model, "_ortmodule", None)
     if owner is None:
-        raise TypeError(f"report() wants an ORTModule, not {type(model).__name__}")
+        raise ArgumentTypeError(f"report() wants an ORTModule, not {type(model).__name__}")
     jinja2, plotly_js = _libraries()
     call, graph = None, owner.latest
     if sample is not None:
@@ -124,7 +124,7 @@ def report(
             raise _core.UnsupportedError(f"PyTorch would run it: {error}") from error
     explained = explain(model)
     if graph is None and explained.fallback is None:
-        raise ValueError("no step has run yet: give report() a sample, or run a step first")
+        raise ArgumentError("no step has run yet: give report() a sample, or run a step first")
     parts = [] if graph is None else list(_parts(graph, call, profile, optimizer))
     figures = [figure for part in parts for figure in part.figures]
     if profile is not None and profile.times:
@@ -157,7 +157,7 @@ def _libraries() -> tuple[Any, str]:
         import jinja2
         import plotly.offline
     except ImportError as error:
-        raise ImportError(NEEDS.format(error.name), name=error.name) from error
+        raise MissingPackageError(NEEDS.format(error.name), name=error.name) from error
     return jinja2, plotly.offline.get_plotlyjs()
 
 

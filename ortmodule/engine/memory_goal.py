@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from ortmodule.core.errors import OutOfMemoryError
 from ortmodule.core.names import STATE
 
 #: ("float32", (2, 3)): the type of elements, and the sizes.
@@ -60,7 +61,7 @@ class MemoryGoal(NamedTuple):
             largest = sorted(zip(names, inputs, strict=True), key=lambda pair: -pair[1])[:MOST_NAMED]
             listed = ", ".join(f"{name.removeprefix(STATE)} with {count} bytes" for name, count in largest)
             added = ", those that are added to earlier ones included" if adds else ""
-            raise MemoryError(
+            raise OutOfMemoryError(
                 f"parameters, buffers, inputs and their gradients{added} take {held} bytes, and the memory budget is "
                 f"{self.budget} bytes; the largest: {listed}"
             )

@@ -18,7 +18,7 @@ from torch import distributed
 
 from ortmodule import _core
 from ortmodule.core.dtypes import DTYPES
-from ortmodule.core.errors import Mismatch, TritonError
+from ortmodule.core.errors import Mismatch, StateError, TritonError
 from ortmodule.core.logger import ENGINE, warn_once
 from ortmodule.core.torch_private import raw_stream
 from ortmodule.engine.autotune import Tuning
@@ -28,7 +28,7 @@ from ortmodule.triton_kernels import maker
 from ortmodule.triton_kernels.use import PASSES_OFF, TritonUse
 
 #: What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
-ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
+ENGINE_ERRORS = (_core.EngineError, ValueError, TypeError)
 CPU = torch.device("cpu")
 #: Plans kept for shapes seen before; the least recently used goes first.
 MOST_PLANS = 128
@@ -93,7 +93,7 @@ def is_captured(gpu: torch.device) -> bool:
 def _refuse_in_capture(gpu: torch.device | None, what: str) -> None:
     """RuntimeError, which is no reason to let PyTorch run the module, where the stream is captured."""
     if gpu is not None and is_captured(gpu):
-        raise RuntimeError(f"ORTModule: while a CUDA graph is captured {what}")
+        raise StateError(f"ORTModule: while a CUDA graph is captured {what}")
 
 
 def may_plan(gpu: torch.device | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from ortmodule.core.errors import StateError
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.host_node import Node
 
@@ -67,7 +68,7 @@ class Replayed(Passed):
             return original(module, *args, **kwargs)
         node, result = self._left.pop(0)
         if node.name != path:
-            raise RuntimeError(f"forward calls {path}, where it called {node.name} when it was traced")
+            raise StateError(f"forward calls {path}, where it called {node.name} when it was traced")
         return result
 
 

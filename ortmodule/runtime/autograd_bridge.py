@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from ortmodule import _core
-from ortmodule.core.errors import Mismatch, Raised
+from ortmodule.core.errors import Mismatch, Raised, StateError
 from ortmodule.core.torch_private import forward_level, is_batched, keeps_graph, outside_transforms, peek_transform
 from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
 from ortmodule.runtime import capture_budget
@@ -262,7 +262,7 @@ class Pending:
         graph = self.graph
         self._check_versions()
         if self.run.seed_there is not None or (self.run.calls is not None and self.generator is None):
-            raise RuntimeError(
+            raise StateError(
                 "ORTModule: PyTorch cannot compute these gradients: the forward was captured into a CUDA graph, and "
                 "only that knows which random numbers it drew"
             )

@@ -20,7 +20,7 @@ from ortmodule.capture.trace_record import Source, Trace, Write
 from ortmodule.core import pytree
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import DTYPES, as_pairs
-from ortmodule.core.errors import CaptureError, Cause, Disagrees, Incomparable, NotInEngine, Raised, Unknown
+from ortmodule.core.errors import CaptureError, Cause, Disagrees, Incomparable, NotInEngine, Raised, StateError, Unknown
 from ortmodule.core.names import INPUT, STATE, USED_ON
 from ortmodule.core.onnx_utils import RANDOM, attributes, constants
 from ortmodule.core.weights import weights
@@ -97,7 +97,7 @@ class PieceGraph(CompiledGraph):
                 stands = {name: t.view_as(t) if t.requires_grad else t for name, t in feeds.items()}
             found = self._interpreted(stands, drawn, True)
         except (Unknown, Incomparable) as error:
-            raise RuntimeError(
+            raise StateError(
                 f"create_graph=True: PyTorch cannot compute a part of the module once more, which is beside a "
                 f"submodule that it runs by itself: {error}"
             ) from error
@@ -341,7 +341,7 @@ class BrokenGraph(CompiledGraph):
             return piece.in_pytorch(inputs)
         except Unknown:
             text = f"ORTModule: {reason}. It has run a submodule already, so PyTorch cannot run the whole call"
-            raise Raised(RuntimeError(text)) from reason
+            raise Raised(StateError(text)) from reason
         except Exception as error:
             raise Raised(error) from None
 
@@ -385,7 +385,7 @@ class BrokenGraph(CompiledGraph):
         def finish() -> Any:
             if changed:
                 text = f"ORTModule: {error}, and what was drawn and changed before cannot be taken back"
-                raise RuntimeError(f"{text}: PyTorch will run the next such call")
+                raise StateError(f"{text}: PyTorch will run the next such call")
             with recording(Replayed(self.tree, nodes, returned)), only_pytorch():
                 return call.forward(*call.given[0], **call.given[1])
 

@@ -17,7 +17,7 @@ from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.trace_record import Write
 from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import as_pairs
-from ortmodule.core.errors import Incomparable
+from ortmodule.core.errors import Incomparable, StateError
 from ortmodule.core.tensor_copies import with_attributes
 from ortmodule.engine.session import Session
 from ortmodule.guards.guards import Guards
@@ -79,13 +79,13 @@ def recomputed_results(
     Raises RuntimeError when the module has changed, or draws numbers that cannot be drawn again.
     """
     if any(write.carries for _, write in graph.writes):
-        raise RuntimeError("create_graph=True: forward changes an argument in place, and the result carries a gradient")
+        raise StateError("create_graph=True: forward changes an argument in place, and the result carries a gradient")
     if any(node.generators for node in graph.capture.trace.nodes):
-        raise RuntimeError("create_graph=True: forward draws from a torch.Generator, which cannot be done again")
+        raise StateError("create_graph=True: forward draws from a torch.Generator, which cannot be done again")
     tree: Tree = graph.tree
     tree.attributes.look(tree.names())
     if (name := graph.guards.broken_name()) is not None:
-        raise RuntimeError(f"create_graph=True: the attribute {name} of the module was changed since its forward")
+        raise StateError(f"create_graph=True: the attribute {name} of the module was changed since its forward")
     feeds = dict(zip(graph.session.inputs, tensors, strict=True))
     try:
         values = RngReplay(graph.capture.model, graph.session.known).of({n: t.detach() for n, t in feeds.items()}, seed)
@@ -102,7 +102,7 @@ def recomputed_results(
             stands = _replace_state(graph, tree, copies, tensors)
             results = graph.capture.trace.eager(forward, arguments, given)
     except Incomparable as error:
-        raise RuntimeError(f"create_graph=True through random numbers that cannot be drawn again: {error}") from error
+        raise StateError(f"create_graph=True through random numbers that cannot be drawn again: {error}") from error
     leaves = []
     for i in graph.leaves:
         feed = graph.feeds[i]

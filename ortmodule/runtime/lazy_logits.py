@@ -12,7 +12,6 @@ A call site that reads its logits gets them computed with everything else from t
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 import weakref
@@ -23,10 +22,12 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ortmodule.core import torch_private
+from ortmodule.core.errors import StateError
 from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.engine.digests import Digests
 from ortmodule.engine.memory_goal import Spec
 from ortmodule.engine.session import Session, copied, gpu_of, is_captured
+from ortmodule.runtime import closures
 from ortmodule.runtime.lm_head import Head, find_head, without_head, without_outputs
 
 #: Calls whose logits were not read, before they are deferred.
@@ -238,12 +239,12 @@ class _Waiting:
                     f"{self._what(output)} not computed in their forward, since the script had read none before, and "
                 )
                 if _in_capture(self.tensors):
-                    raise RuntimeError(
+                    raise StateError(
                         f"{late}cannot be while a CUDA graph is captured: read them before, or set "
                         "ORTMODULE_DEFER_LOGITS=0"
                     )
                 if not self.digests.hold(self.tensors):
-                    raise RuntimeError(
+                    raise StateError(
                         f"{late}weights that they depend on have changed since, outside of an optimizer's step: read "
                         "them before, or set ORTMODULE_DEFER_LOGITS=0 (from now on forward computes them)"
                     )
@@ -322,21 +323,10 @@ def _copied(tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tens
 _waiting: weakref.WeakSet[_Waiting] = weakref.WeakSet()
 
 
-def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     """The weights change after this, or after each call of a closure, which may leave logits of its own."""
     _keep_weights()
-    args = tuple(_kept_after(x) if callable(x) and x is not optimizer else x for x in args)
-    return args, {name: _kept_after(x) if callable(x) else x for name, x in kwargs.items()}
-
-
-def _kept_after(closure: Callable) -> Callable:
-    @functools.wraps(closure)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = closure(*args, **kwargs)
-        _keep_weights()
-        return result
-
-    return call
+    return closures.followed(optimizer, args, kwargs, _keep_weights)
 
 
 vars(_before_step)["reads_gradients"] = False  # (optim/zero.py)

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ortmodule.runtime import closures
+
 UNREACHED = (
     "an optimizer takes a step with gradients of this module, but its forward was not called through ORTModule, so "
     "PyTorch ran it: wrap the module that the script calls, and call what ORTModule returns"
@@ -75,9 +77,21 @@ _wrapped = 0  # modules, ever
 _steps: weakref.WeakKeyDictionary[Any, _Steps] = weakref.WeakKeyDictionary()
 
 
-def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
-    if any(callable(value) for value in (*args[1:], *kwargs.values())):
-        return  # a closure, which calls the module inside of the step
+def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """Looks for what was not called: now, or once a closure has run, which calls the module inside of the step."""
+    waiting = [optimizer]  # one step counts once, however often it calls its closure
+
+    def look() -> None:
+        if waiting:
+            _look(waiting.pop())
+
+    changed = closures.followed(optimizer, args, kwargs, look)
+    if changed is None:
+        look()
+    return changed
+
+
+def _look(optimizer: Any) -> None:
     steps = _steps.get(optimizer)
     if steps is None or steps.made != _wrapped:
         known = {} if steps is None else dict(steps.calls)

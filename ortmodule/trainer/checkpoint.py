@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ortmodule.core.errors import ArgumentError, ArgumentTypeError, MissingFileError
 from ortmodule.core.safe_files import replacing
 
 FORMAT = "ortmodule trainer 1"
@@ -24,7 +25,7 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """
     path = Path(path)
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"the checkpoint {path} cannot be written: {path.parent} is no folder")
+        raise MissingFileError(f"the checkpoint {path} cannot be written: {path.parent} is no folder")
     with replacing(path, durable=True) as file:
         torch.save({"format": FORMAT, **state}, file)
     for left in path.parent.glob(f".{path.name}.????????.part"):
@@ -34,16 +35,16 @@ def write(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What :func:`write` wrote. Raises FileNotFoundError, and ValueError for a file that is another or cut short."""
     if not Path(path).exists():
-        raise FileNotFoundError(f"there is no checkpoint {path}")
+        raise MissingFileError(f"there is no checkpoint {path}")
     if not zipfile.is_zipfile(path):  # what `torch.save` writes; its directory comes last
-        raise ValueError(f"{path} is no checkpoint, or it is cut short")
+        raise ArgumentError(f"{path} is no checkpoint, or it is cut short")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
         why = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(f"{path} is no checkpoint, or it is cut short: {why}") from error
+        raise ArgumentError(f"{path} is no checkpoint, or it is cut short: {why}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"{path} is no checkpoint of an ORTTrainer")
+        raise ArgumentError(f"{path} is no checkpoint of an ORTTrainer")
     return state
 
 
@@ -57,18 +58,18 @@ def check_user(user: Mapping[str, Any]) -> None:
             torch.load(written, weights_only=True)
         except Exception as error:
             what = f"user_dict[{name!r}] is a {type(value).__name__}"
-            raise TypeError(f"{what}, which a checkpoint does not hold") from error
+            raise ArgumentTypeError(f"{what}, which a checkpoint does not hold") from error
 
 
 def check_weights(path: str | os.PathLike[str], saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raises ValueError, which names the tensor, unless the weights of a checkpoint are those of the model."""
     for name in own:
         if name not in saved:
-            raise ValueError(f"the checkpoint {path} has no {name}, which the model has")
+            raise ArgumentError(f"the checkpoint {path} has no {name}, which the model has")
     for name, value in saved.items():
         if name not in own:
-            raise ValueError(f"the checkpoint {path} has {name}, which the model has not")
+            raise ArgumentError(f"the checkpoint {path} has {name}, which the model has not")
         if isinstance(value, torch.Tensor) and value.shape != own[name].shape:
-            raise ValueError(
+            raise ArgumentError(
                 f"the checkpoint {path} has {name} of shape {list(value.shape)}, the model of {list(own[name].shape)}"
             )

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ortmodule.core.errors import ArgumentError, ArgumentTypeError
+
 Axis = int | str
 
 
@@ -29,23 +31,23 @@ class ModelDescription:
 
     def __init__(self, given: Any) -> None:
         if not isinstance(given, Mapping):
-            raise TypeError(f"a model description is a dictionary with 'inputs' and 'outputs', not {given!r}")
+            raise ArgumentTypeError(f"a model description is a dictionary with 'inputs' and 'outputs', not {given!r}")
         for key in given:
             if key not in ("inputs", "outputs"):
-                raise ValueError(f"the model description has the key {key!r}: it has 'inputs' and 'outputs'")
+                raise ArgumentError(f"the model description has the key {key!r}: it has 'inputs' and 'outputs'")
         self.inputs = [_entry("input", i, entry) for i, entry in enumerate(_entries(given, "inputs"))]
         self.outputs = [_entry("output", i, entry) for i, entry in enumerate(_entries(given, "outputs"))]
         seen: set[str] = set()
         for entry in (*self.inputs, *self.outputs):
             if entry.name in seen:
-                raise ValueError(f"the model description has two tensors of the name {entry.name}")
+                raise ArgumentError(f"the model description has two tensors of the name {entry.name}")
             seen.add(entry.name)
         losses = [entry for entry in self.outputs if entry.is_loss]
         if len(losses) != 1:
             found = ", ".join(entry.name for entry in losses) or "none"
-            raise ValueError(f"one output of the model description is the loss, as ('loss', [], True): {found} is")
+            raise ArgumentError(f"one output of the model description is the loss, as ('loss', [], True): {found} is")
         if losses[0].axes not in ((), (1,)):
-            raise ValueError(f"the loss {losses[0].name} is a scalar: its axes are [], not {list(losses[0].axes)}")
+            raise ArgumentError(f"the loss {losses[0].name} is a scalar: its axes are [], not {list(losses[0].axes)}")
         self.loss = self.outputs.index(losses[0])
         self._known: set[tuple] = set()
 
@@ -61,7 +63,7 @@ class ModelDescription:
         for kind, described, tensors in (("input", self.inputs, inputs), ("output", self.outputs, outputs)):
             for entry, tensor in zip(described, tensors, strict=False):
                 if not isinstance(tensor, torch.Tensor):
-                    raise TypeError(f"the {kind} {entry.name} is {type(tensor).__name__}, no tensor")
+                    raise ArgumentTypeError(f"the {kind} {entry.name} is {type(tensor).__name__}, no tensor")
                 _check(kind, entry, list(tensor.shape), symbols)
         self._known.add((len(inputs), shapes))
 
@@ -69,7 +71,7 @@ class ModelDescription:
 def _entries(given: Mapping[str, Any], key: str) -> Sequence[Any]:
     entries = given.get(key)
     if isinstance(entries, (str, bytes)) or not isinstance(entries, Sequence) or not entries:
-        raise TypeError(f"the model description has a list of {key}, not {entries!r}")
+        raise ArgumentTypeError(f"the model description has a list of {key}, not {entries!r}")
     return entries
 
 
@@ -77,12 +79,12 @@ def _entry(kind: str, place: int, given: Any) -> Described:
     most = 3 if kind == "output" else 2
     form = "(name, axes, is_loss)" if kind == "output" else "(name, axes)"
     if not isinstance(given, (tuple, list)) or not 2 <= len(given) <= most:
-        raise TypeError(f"{kind} {place} of the model description is {form}, not {given!r}")
+        raise ArgumentTypeError(f"{kind} {place} of the model description is {form}, not {given!r}")
     name, axes = given[:2]
     if not isinstance(name, str) or not name:
-        raise TypeError(f"{kind} {place} of the model description has the name {name!r}, no text")
+        raise ArgumentTypeError(f"{kind} {place} of the model description has the name {name!r}, no text")
     if not isinstance(axes, (tuple, list)):
-        raise TypeError(f"the {kind} {name} has the axes {axes!r}: a list of numbers and symbols")
+        raise ArgumentTypeError(f"the {kind} {name} has the axes {axes!r}: a list of numbers and symbols")
     for axis in axes:
         if (
             isinstance(axis, bool)
@@ -91,9 +93,9 @@ def _entry(kind: str, place: int, given: Any) -> Described:
             or isinstance(axis, int)
             and axis < 0
         ):
-            raise TypeError(f"the {kind} {name} has the axis {axis!r}: a number or a symbol")
+            raise ArgumentTypeError(f"the {kind} {name} has the axis {axis!r}: a number or a symbol")
     if len(given) == 3 and not isinstance(given[2], bool):
-        raise TypeError(f"the output {name} is the loss, True, or not, False; not {given[2]!r}")
+        raise ArgumentTypeError(f"the output {name} is the loss, True, or not, False; not {given[2]!r}")
     return Described(name, tuple(axes), len(given) == 3 and given[2])
 
 
@@ -102,12 +104,12 @@ def _check(kind: str, entry: Described, shape: list[int], symbols: dict[str, tup
     if entry.is_loss and shape in ([], [1]):
         return
     if len(shape) != len(entry.axes):
-        raise ValueError(f"the {described}, and has the shape {shape}")
+        raise ArgumentError(f"the {described}, and has the shape {shape}")
     for axis, size in zip(entry.axes, shape, strict=True):
         if isinstance(axis, int):
             if axis != size:
-                raise ValueError(f"the {described}, and has the shape {shape}")
+                raise ArgumentError(f"the {described}, and has the shape {shape}")
             continue
         known, where = symbols.setdefault(axis, (size, entry.name))
         if known != size:
-            raise ValueError(f"the {described}, and has the shape {shape}: {axis} is {known} in {where}")
+            raise ArgumentError(f"the {described}, and has the shape {shape}: {axis} is {known} in {where}")

@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import torch
 
+from ortmodule.core.errors import MissingFileError, StateError
 from ortmodule.core.safe_files import write_whole
 from ortmodule.trainer.model_desc import Described
 
@@ -39,7 +40,7 @@ def save(
     """
     path = Path(path)
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"the model {path} cannot be written: {path.parent} is no folder")
+        raise MissingFileError(f"the model {path} cannot be written: {path.parent} is no folder")
     symbols = {
         entry.name: {i: axis for i, axis in enumerate(entry.axes) if isinstance(axis, str)}
         for entry in (*inputs, *outputs)
@@ -58,7 +59,7 @@ def save(
                 dynamic_axes={name: axes for name, axes in symbols.items() if axes},
             )  # fmt: skip
     except Exception as error:
-        raise RuntimeError(f"the model cannot be saved as ONNX: {error}") from error
+        raise StateError(f"the model cannot be saved as ONNX: {error}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         for module, training in modes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from ortmodule.core.errors import ArgumentError, ArgumentTypeError
 from ortmodule.optim.loss_scaler import StaticLossScaler
 
 
@@ -27,18 +28,18 @@ class _Option:
         """Raises TypeError or ValueError unless the option ``name`` can be ``value``."""
         if isinstance(value, bool) and bool not in self.kinds or not isinstance(value, self.kinds):
             kinds = " or ".join(kind.__name__ for kind in self.kinds)
-            raise TypeError(f"the option {name} is of type {kinds}, not {value!r}")
+            raise ArgumentTypeError(f"the option {name} is of type {kinds}, not {value!r}")
         number: Any = value
         if self.least is not None and number is not None and number < self.least:
-            raise ValueError(f"the option {name} must be {self.least} or more, not {number}")
+            raise ArgumentError(f"the option {name} must be {self.least} or more, not {number}")
         if self.most is not None and number is not None and number > self.most:
-            raise ValueError(f"the option {name} must be {self.most} or less, not {number}")
+            raise ArgumentError(f"the option {name} must be {self.most} or less, not {number}")
         if self.one_of and value not in self.one_of:
-            raise ValueError(f"the option {name} must be one of {', '.join(map(str, self.one_of))}, not {value!r}")
+            raise ArgumentError(f"the option {name} must be one of {', '.join(map(str, self.one_of))}, not {value!r}")
         if self.has and value is not None and not hasattr(value, self.has):
-            raise TypeError(f"the option {name} has a method {self.has}; {value!r} has none")
+            raise ArgumentTypeError(f"the option {name} has a method {self.has}; {value!r} has none")
         if self.only and value != self.default:
-            raise ValueError(f"the option {name} cannot be {value!r}: {self.only}")
+            raise ArgumentError(f"the option {name} cannot be {value!r}: {self.only}")
 
 
 _NONE = type(None)
@@ -125,11 +126,11 @@ class ORTTrainerOptions:
         vars(self).update(vars(_read(options or {}, SCHEMA, "")))
         sizes = self.distributed
         if not sizes.world_rank < sizes.world_size:
-            raise ValueError(
+            raise ArgumentError(
                 f"the option distributed.world_rank is {sizes.world_rank}, of a world of {sizes.world_size}"
             )
         if sizes.data_parallel_size not in (1, sizes.world_size):
-            raise ValueError(
+            raise ArgumentError(
                 f"the option distributed.data_parallel_size is {sizes.data_parallel_size}, "
                 f"but distributed.world_size {sizes.world_size}: all processes have the whole model"
             )
@@ -137,12 +138,12 @@ class ORTTrainerOptions:
 
 def _read(given: Any, schema: dict[str, Any], path: str) -> SimpleNamespace:
     if not isinstance(given, Mapping):
-        raise TypeError(f"the option {path.rstrip('.') or 'options'} is a dictionary, not {given!r}")
+        raise ArgumentTypeError(f"the option {path.rstrip('.') or 'options'} is a dictionary, not {given!r}")
     for name in given:
         if name not in schema:
             near = difflib.get_close_matches(str(name), schema, 1, 0.6)
             advice = f"; did you mean {path}{near[0]}?" if near else ""
-            raise ValueError(f"there is no option {path}{name}{advice}")
+            raise ArgumentError(f"there is no option {path}{name}{advice}")
     made = SimpleNamespace()
     for name, option in schema.items():
         if isinstance(option, dict):

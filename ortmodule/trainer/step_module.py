@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortmodule.core.errors import ArgumentError, ArgumentTypeError
 from ortmodule.trainer.model_desc import ModelDescription
 
 
@@ -64,7 +65,7 @@ def _pick(found: Any, names: list[str], what: str) -> tuple[Any, ...]:
         found = tuple(found.values())
     values = tuple(found) if isinstance(found, (tuple, list)) else (found,)
     if len(values) != len(names):
-        raise ValueError(f"{what}the outputs {', '.join(names)} are described, and the model returns {len(values)}")
+        raise ArgumentError(f"{what}the outputs {', '.join(names)} are described, and the model returns {len(values)}")
     return values
 
 
@@ -79,23 +80,25 @@ def _keywords(model: nn.Module, names: list[str]) -> tuple[str, ...] | None:
     if all(name in known for name in names):
         for name in missing:
             if name not in names:
-                raise ValueError(f"the model's forward needs {name}, which is not among the described inputs")
+                raise ArgumentError(f"the model's forward needs {name}, which is not among the described inputs")
         return tuple(names)
     for i, name in enumerate(names):
         if name in known and known.index(name) != i:
             other = next(n for n in names if n not in known)
-            raise ValueError(f"the input {other} is described, and the model's forward has no parameter of this name")
+            raise ArgumentError(
+                f"the input {other} is described, and the model's forward has no parameter of this name"
+            )
     if len(names) > len(known):
-        raise ValueError(f"the input {names[len(known)]} is described, and the model's forward takes {len(known)}")
+        raise ArgumentError(f"the input {names[len(known)]} is described, and the model's forward takes {len(known)}")
     if len(names) < len(missing):
-        raise ValueError(f"the model's forward needs {missing[len(names)]}, which is not among the described inputs")
+        raise ArgumentError(f"the model's forward needs {missing[len(names)]}, which is not among the described inputs")
     return None
 
 
 def loss_function(given: Any) -> Callable[..., Any] | None:
     """Raises TypeError unless ``given`` can be called, or is None."""
     if given is not None and not callable(given):
-        raise TypeError(f"loss_fn is called with the model's output and the label; {given!r} cannot be called")
+        raise ArgumentTypeError(f"loss_fn is called with the model's output and the label; {given!r} cannot be called")
     return given
 
 
@@ -103,5 +106,5 @@ def scalar(loss: Any, name: str) -> torch.Tensor:
     """Raises ValueError for a loss that is no scalar."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise ValueError(f"the loss {name} is a scalar, not {shape}")
+        raise ArgumentError(f"the loss {name} is a scalar, not {shape}")
     return loss

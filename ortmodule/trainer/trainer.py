@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ortmodule.core import devices
 from ortmodule.core.config import Config
+from ortmodule.core.errors import ArgumentError, ArgumentTypeError, StateError
 from ortmodule.module import ORTModule
 from ortmodule.optim.adasum import adasum_hook
 from ortmodule.optim.config import OptimizerConfig
@@ -66,11 +67,11 @@ class ORTTrainer:
         loss_fn: Callable[..., Any] | None = None, options: ORTTrainerOptions | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(model, nn.Module) or isinstance(model, ORTModule):
-            raise TypeError(f"model is a torch.nn.Module that is not wrapped yet, not {type(model).__name__}")
+            raise ArgumentTypeError(f"model is a torch.nn.Module that is not wrapped yet, not {type(model).__name__}")
         if not isinstance(optim_config, OptimizerConfig):
-            raise TypeError(f"optim_config is an AdamConfig, LambConfig or SGDConfig, not {optim_config!r}")
+            raise ArgumentTypeError(f"optim_config is an AdamConfig, LambConfig or SGDConfig, not {optim_config!r}")
         if options is not None and not isinstance(options, ORTTrainerOptions):
-            raise TypeError(f"options is an ORTTrainerOptions, not {type(options).__name__}")
+            raise ArgumentTypeError(f"options is an ORTTrainerOptions, not {type(options).__name__}")
         self.options = ORTTrainerOptions() if options is None else options
         self.model, self.optim_config, self.loss_fn = model, optim_config, loss_function(loss_fn)
         self.model_desc = ModelDescription(model_desc)
@@ -148,13 +149,13 @@ class ORTTrainer:
         names = [entry.name for entry in described]
         for name in kwargs:
             if name not in names:
-                raise TypeError(f"there is no input {name}; described are {', '.join(names)}")
+                raise ArgumentTypeError(f"there is no input {name}; described are {', '.join(names)}")
             if name in names[: len(args)]:
-                raise TypeError(f"the input {name} is given twice")
+                raise ArgumentTypeError(f"the input {name} is given twice")
         missing = [name for name in names[len(args) :] if name not in kwargs]
         if missing or len(args) > len(names):
             what = f"the input {missing[0]} is missing" if missing else f"{len(args)} inputs are given"
-            raise TypeError(f"{what}; described are {', '.join(names)}")
+            raise ArgumentTypeError(f"{what}; described are {', '.join(names)}")
         inputs = (*args, *(kwargs[name] for name in names[len(args) :]))
         inputs = tuple([t.to(self._device) if isinstance(t, Tensor) else t for t in inputs])
         self.model_desc.check(inputs, ())
@@ -215,7 +216,7 @@ class ORTTrainer:
         """
         accumulated = self._info.step % self._accumulation
         if accumulated and self._world > 1:
-            raise RuntimeError(
+            raise StateError(
                 f"a checkpoint of {self._world} processes is made after an update, not after {accumulated} of "
                 f"{self._accumulation} accumulated steps"
             )
@@ -244,7 +245,7 @@ class ORTTrainer:
         checkpoint.check_weights(path, state["model"], self.model.state_dict())
         if (state["loss_scaler"] is None) != (self._scaler is None):
             has = "no loss scaler" if state["loss_scaler"] is None else "a loss scaler"
-            raise ValueError(f"the checkpoint {path} is of a training with {has}, this one is not")
+            raise ArgumentError(f"the checkpoint {path} is of a training with {has}, this one is not")
         self.optimizer.load_state_dict(state["optimizer"])
         self.model.load_state_dict(state["model"])
         if self._scaler is not None:
@@ -290,7 +291,7 @@ class ORTTrainer:
         Raises RuntimeError before the first step (the description has no types), or for what PyTorch cannot export.
         """
         if self._samples is None:
-            raise RuntimeError("save_as_onnx needs a train_step or eval_step before, for the types of the inputs")
+            raise StateError("save_as_onnx needs a train_step or eval_step before, for the types of the inputs")
         inputs, outputs = self.model_desc.inputs, self.model_desc.outputs
         if self.loss_fn is None:
             function: Any = self._step_module.forward
@@ -298,7 +299,9 @@ class ORTTrainer:
             function, inputs = self._step_module.predict, inputs[:-1]
             outputs = [entry for entry in outputs if not entry.is_loss]
             if not outputs:
-                raise ValueError("the model description has no output but the loss: there is nothing to save as ONNX")
+                raise ArgumentError(
+                    "the model description has no output but the loss: there is nothing to save as ONNX"
+                )
         onnx_file.save(path, self.model, function, self._samples[: len(inputs)], inputs, outputs)
 
 
@@ -315,12 +318,12 @@ def _world(options: ORTTrainerOptions) -> int:
     if size == 1:
         return 1
     if not (distributed.is_available() and distributed.is_initialized()):
-        raise RuntimeError(
+        raise StateError(
             f"the option distributed.world_size is {size}: call torch.distributed.init_process_group before"
         )
     found = distributed.get_world_size(), distributed.get_rank()
     if (size, rank) != found:
-        raise ValueError(
+        raise ArgumentError(
             f"the options distributed.world_size and world_rank are {size} and {rank}, "
             f"the process group has {found[0]} and {found[1]}"
         )
@@ -338,7 +341,7 @@ def _freeze(model: nn.Module, names: Sequence[str]) -> None:
     known = dict(model.named_parameters(remove_duplicate=False))
     for name in names:
         if name not in known:
-            raise ValueError(f"the option utils.frozen_weights names {name}, and the model has no such parameter")
+            raise ArgumentError(f"the option utils.frozen_weights names {name}, and the model has no such parameter")
         known[name].requires_grad_(False)
 
 

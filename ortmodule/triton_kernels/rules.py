@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import onnx
 
 from ortmodule import _core
+from ortmodule.core.errors import SettingError
 from ortmodule.core.logger import warn_once
 from ortmodule.core.safe_files import parse_json
 from ortmodule.triton_kernels.formulas import CLASSES, pointwise_operators
@@ -81,23 +82,23 @@ def read_rules(path: str, opset: int) -> Rules:
         content = parse_json(Path(path).read_text(encoding="utf-8"))
         return _rules_of(content, opset)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise SettingError(f"{where}: {error}") from None
 
 
 def _rules_of(content: Any, opset: int) -> Rules:
     if not isinstance(content, dict):
-        raise ValueError("the file holds an object with ops, initializer and min_nodes")
+        raise SettingError("the file holds an object with ops, initializer and min_nodes")
     for name in content:
         _check_name("", name, ("ops", "initializer", "min_nodes"))
     initializer = content.get("initializer", "scalar")
     if initializer not in _INITIALIZERS:
-        raise ValueError(f"initializer is {', '.join(_INITIALIZERS)}, not {json.dumps(initializer)}")
+        raise SettingError(f"initializer is {', '.join(_INITIALIZERS)}, not {json.dumps(initializer)}")
     least = content.get("min_nodes", MIN_NODES)
     if type(least) is not int or least < 1:
-        raise ValueError(f"min_nodes is a whole number, at least 1, not {json.dumps(least)}")
+        raise SettingError(f"min_nodes is a whole number, at least 1, not {json.dumps(least)}")
     ops = content.get("ops")
     if not isinstance(ops, dict):
-        raise ValueError('ops is an object with an operator for each name, as {"Add": {"versions": [13, 14]}}')
+        raise SettingError('ops is an object with an operator for each name, as {"Add": {"versions": [13, 14]}}')
     found: dict[str, Operator] = {}
     for name, described in ops.items():
         for operator in _operators_of(name, described, opset):
@@ -108,7 +109,7 @@ def _rules_of(content: Any, opset: int) -> Rules:
 def _check_name(of: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, 1, 0.6)
-        raise ValueError(
+        raise SettingError(
             f"{of}there is no {name}" + (f"; did you mean {near[0]}?" if near else f": only {', '.join(known)}")
         )
 
@@ -116,17 +117,17 @@ def _check_name(of: str, name: str, known: tuple[str, ...]) -> None:
 def _operators_of(name: str, described: Any, opset: int) -> list[Operator]:
     """Of one entry: its operator, and the operator of its gradient where the engine has one by its name."""
     if not isinstance(described, dict):
-        raise ValueError(f"{name} is described by an object with versions, not by {json.dumps(described)}")
+        raise SettingError(f"{name} is described by an object with versions, not by {json.dumps(described)}")
     for key in described:
         _check_name(f"{name}: ", key, ("versions", "conditions", "domain", "is_no_op"))
     domain, versions = described.get("domain", ""), described.get("versions")
     if domain not in _DOMAINS:
-        raise ValueError(f"{name}: there is no domain {json.dumps(domain)}")
+        raise SettingError(f"{name}: there is no domain {json.dumps(domain)}")
     if not isinstance(versions, list) or not versions or not all(type(v) is int and v > 0 for v in versions):
-        raise ValueError(f"{name}: versions is a list of opset versions, as [13, 14], not {json.dumps(versions)}")
+        raise SettingError(f"{name}: versions is a list of opset versions, as [13, 14], not {json.dumps(versions)}")
     no_op = described.get("is_no_op", False)
     if not isinstance(no_op, bool):
-        raise ValueError(f"{name}: is_no_op is true or false, not {json.dumps(no_op)}")
+        raise SettingError(f"{name}: is_no_op is true or false, not {json.dumps(no_op)}")
     conditions = _conditions_of(name, described.get("conditions", {}))
     if domain in ("", "ai.onnx") and not _has_version(name, versions, opset):
         return []
@@ -141,7 +142,7 @@ def _operators_of(name: str, described: Any, opset: int) -> list[Operator]:
 
 def _conditions_of(name: str, described: Any) -> tuple[Condition, ...]:
     if not isinstance(described, Mapping):
-        raise ValueError(
+        raise SettingError(
             f"{name}: conditions is an object with an attribute for each name, not {json.dumps(described)}"
         )
     return tuple(_condition_of(name, attribute, wanted) for attribute, wanted in described.items())
@@ -158,7 +159,7 @@ def _condition_of(name: str, attribute: str, wanted: Any) -> Condition:
         value = None
     numbers = value if isinstance(value, list) else [value]
     if not all(type(number) is int for number in numbers) or len(numbers) > 8:
-        raise ValueError(
+        raise SettingError(
             f"{name}: the condition on {attribute} is single, constant, or numbers as [-1], not {json.dumps(wanted)}"
         )
     return attribute, _NUMBERS, tuple(numbers)
@@ -188,7 +189,7 @@ def _refuse(name: str, domain: str) -> None:
         )
         return
     near = difflib.get_close_matches(name, supported(), 1, 0.6)
-    raise ValueError(f"there is no operator {name}" + (f"; did you mean {near[0]}?" if near else ""))
+    raise SettingError(f"there is no operator {name}" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 assert set(_BITS) == set(CLASSES)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import ortmodule
-from ortmodule import Config, DebugOptions, Error, LogLevel, ORTModule, UnsupportedError, explain
+from ortmodule import Config, DebugOptions, EngineError, Error, LogLevel, ORTModule, UnsupportedError, explain
 from ortmodule.core import config
 from ortmodule.core.config import VARIABLES, read_config
 from ortmodule.engine import session
@@ -497,7 +497,7 @@ def test_an_error_in_backward(allowed, env, monkeypatch):
     """PyTorch computes the gradients, with the engine's masks, and runs such calls from then on."""
 
     def fail(*args):
-        raise Error("running MatMul (/first/MatMul): a kernel's error")
+        raise EngineError("running MatMul (/first/MatMul): a kernel's error")
 
     if not allowed:
         env(FALLBACK_POLICY="FALLBACK_DISABLE")

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import subprocess
 import sys
 import warnings
 
@@ -167,6 +168,60 @@ def test_a_progress_bar_on_a_terminal(terminal, monkeypatch, capsys):
     if terminal:
         assert all(phase in text for phase in ("capture", "read", "check"))
         assert text.endswith("\r"), "the bar goes away"
+
+
+#: What a notebook's kernel has: modules that tqdm looks for, and widgets that keep what they are told.
+NOTEBOOK = """
+import sys, types
+
+class Widget:
+    made = []
+    def __init__(self, **given):
+        self.layout, self.style, self.closed, self.styles = types.SimpleNamespace(), types.SimpleNamespace(), False, []
+        vars(self).update(given)
+        self.made.append(self)
+    def __setattr__(self, name, value):
+        vars(self)[name] = value
+        if name in ("bar_style", "value") and hasattr(self, "styles"):
+            self.styles.append((name, value))
+    def close(self):
+        self.closed = True
+
+def module(name, **names):
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(names)
+
+shown = []
+module("IPython", get_ipython=lambda: Widget())
+module("IPython.display", display=shown.append)
+module("ipykernel")
+module("ipykernel.zmqshell")
+kinds = {name: type(name, (Widget,), {"bar_style": ""}) for name in ("HTML", "FloatProgress", "HBox")}
+module("ipywidgets", **kinds)
+
+import torch
+from ortmodule import ORTModule
+from ortmodule.core import logger
+
+assert logger.IN_NOTEBOOK and not sys.stderr.isatty()
+ORTModule(torch.nn.Linear(2, 2))(torch.ones(3, 2)).sum().backward()
+(box,) = shown
+left, bar, right = box.children
+told = [value for name, value in right.styles if name == "value"]
+print("name:", {value for name, value in left.styles if name == "value"})
+print("phases:", [phase for phase in ("capture", "read", "check") if any(phase in text for text in told)])
+print("styles:", [value for name, value in bar.styles if name == "bar_style"])
+print("full:", bar.value == bar.max, "closed:", box.closed)
+"""
+
+
+def test_a_progress_bar_in_a_notebook():
+    """It has the phases, is full at the end, and goes away."""
+    done = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Linear:" in done.stdout and "phases: ['capture', 'read', 'check']" in done.stdout, done.stdout
+    assert "styles: []" in done.stdout and "full: True closed: True" in done.stdout, done.stdout
+    assert "Linear" not in done.stderr, done.stderr
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

@@ -77,6 +77,31 @@ def test_training_saving_and_resuming(tmp_path, monkeypatch):
     assert losses(resumed) == pytest.approx(losses(ours), rel=1e-5)
 
 
+def test_gradient_checkpointing_that_is_switched():
+    """As eager mode in every step; without it, the engine runs all of the model again."""
+    found = []
+    for wrap in (ORTModule, lambda model: model):
+        model = wrap(language_model().train())
+        optimizer, values, left = torch.optim.SGD(model.parameters(), lr=0.1), [], []
+        batch = torch.stack(text()[:4])
+        for on in (False, True, False):
+            model.gradient_checkpointing_enable() if on else model.gradient_checkpointing_disable()
+            assert model.is_gradient_checkpointing == on
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss = model(input_ids=batch, labels=batch, use_cache=False).loss
+                loss.backward()
+                optimizer.step()
+                values.append(loss.detach())
+            left.append(explain(model).python_ops if wrap is ORTModule else None)
+        found.append((model, torch.stack(values), left))
+    (ours, values, left), (_, expected, _) = found
+    torch.testing.assert_close(values, expected)
+    report = explain(ours)
+    assert (report.engine_calls, report.pytorch_calls, report.unreached_steps) == (len(values), 0, 0)
+    assert left[0] == left[2] == []
+
+
 @each("smoothing", [0.0, 0.1], [0.1])
 def test_the_same_numbers_as_trainer(smoothing, tmp_path):
     """With the loss in the graph, too."""

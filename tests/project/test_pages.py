@@ -79,6 +79,19 @@ def test_families_of_the_readme():
 # --- modules ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "page", [README, ROOT / "examples" / "recipes" / "README.md"], ids=lambda page: page.parent.name
+)
+def test_the_tables_of_recipes(page):
+    """Each recipe has its row."""
+    if not page.exists():
+        pytest.skip("the examples are not there")
+    text = page.read_text()
+    files = {path.stem for path in (ROOT / "examples" / "recipes").glob("*.py")} - {"__init__", "shared"}
+    listed = re.findall(r"^\|.*(?:examples\.recipes\.|\[)(\w+)(?:`|\]\(\1\.py\))", text, re.M)
+    assert len(files) > 10 and sorted(listed) == sorted(files)
+
+
 def test_the_list_of_modules():
     page = ROOT / "docs" / "modules.md"
     assert page.read_text() == modules_page.page(), "run: python -m scripts.modules_page docs/modules.md"

@@ -1,6 +1,7 @@
 """Ways past the engine: it is captured all the same, or one warning says so, `explain()` counts, STRICT raises."""
 
 import concurrent.futures
+import contextlib
 import copy
 import functools
 import types
@@ -53,19 +54,48 @@ def data():
     return torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
 
-def train(model, call, steps=STEPS):
+def plainly(optimizer, loss):
+    loss()
+    optimizer.step()
+
+
+def train(model, call, step=plainly, kind=torch.optim.SGD, steps=STEPS):
     """Results, and gradients of the last step, of some steps of a training."""
-    optimizer, results = torch.optim.SGD(model.parameters(), lr=0.1), []
+    optimizer, results = kind(model.parameters(), lr=0.1), []
     for _ in range(steps):
-        optimizer.zero_grad()
-        results.append(call(data()))
-        results[-1].square().sum().backward()
-        optimizer.step()
+
+        def loss():
+            optimizer.zero_grad()
+            results.append(call(data()))
+            total = results[-1].square().sum()
+            total.backward()
+            return total
+
+        step(optimizer, loss)
     return torch.stack(results).detach(), [p.grad for p in model.parameters()]
 
 
-def compare(ours, call, theirs, their_call):
-    for found, expected in zip(train(ours, call), train(theirs, their_call), strict=True):
+def after_a_closure(optimizer, loss):
+    """As Lightning does in manual optimization."""
+    loss()
+    optimizer.step(closure=lambda: None)
+
+
+#: Ways to take a step. (LBFGS calls its closure more than once.)
+STEPPED = {
+    "no closure": {},
+    "a closure": {"step": lambda optimizer, loss: optimizer.step(loss)},
+    "a closure by its name": {"step": lambda optimizer, loss: optimizer.step(closure=loss)},
+    "a closure that does nothing": {"step": after_a_closure},
+    "LBFGS": {
+        "step": lambda optimizer, loss: optimizer.step(loss),
+        "kind": functools.partial(torch.optim.LBFGS, max_iter=2),
+    },
+}
+
+
+def compare(ours, call, theirs, their_call, **how):
+    for found, expected in zip(train(ours, call, **how), train(theirs, their_call, **how), strict=True):
         torch.testing.assert_close(found, expected)
 
 
@@ -205,14 +235,22 @@ PAST = {
 }
 
 
-@pytest.mark.parametrize("name", PAST)
-def test_one_warning_and_a_count(name):
+#: Rows, and how their steps are taken.
+ROWS = [*((name, "no closure") for name in PAST), *(("a submodule is called", way) for way in STEPPED)]
+
+
+def told_of(caught):
+    return [str(w.message) for w in caught if issubclass(w.category, UserWarning) and "ORTModule" in str(w.message)]
+
+
+@pytest.mark.parametrize(("name", "stepped"), dict.fromkeys(ROWS))
+def test_one_warning_and_a_count(name, stepped):
     road, (engine, pytorch, unreached), text = PAST[name]
     ours, theirs = make()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        compare(ours, road(ours), theirs, road(theirs))
-    told = [str(w.message) for w in caught if issubclass(w.category, UserWarning) and "ORTModule" in str(w.message)]
+        compare(ours, road(ours), theirs, road(theirs), **STEPPED[stepped])
+    told = told_of(caught)
     assert len(told) == 1 and text in told[0], told
     report = explain(ours)
     counts = report.engine_calls, report.pytorch_calls, report.unreached_steps
@@ -221,12 +259,57 @@ def test_one_warning_and_a_count(name):
     assert line + (f", {counts[2]} optimizer steps without a call" if counts[2] else "") in str(report)
 
 
-@pytest.mark.parametrize("name", PAST)
-def test_strict_raises(name, monkeypatch):
+@pytest.mark.parametrize(("name", "stepped"), dict.fromkeys(ROWS))
+def test_strict_raises(name, stepped, monkeypatch):
     monkeypatch.setenv("ORTMODULE_STRICT", "1")
     ours, _ = make()
     with pytest.raises(BypassError, match="ORTMODULE_STRICT=1"):
-        train(ours, PAST[name][0](ours))
+        train(ours, PAST[name][0](ours), **STEPPED[stepped])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("automatic", [False, True])
+def test_a_lightning_module_whose_step_calls_a_submodule(automatic, strict):
+    """Lightning's steps have closures, also where the script takes them by itself."""
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model, self.automatic_optimization = Net(), automatic
+
+        def training_step(self, batch, index):
+            loss = self.model(batch).square().sum()
+            if automatic:
+                return loss
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trained = []
+    for wrap in (functools.partial(ORTModule, config=Config(strict=strict)), lambda module: module):
+        torch.manual_seed(0)
+        module = wrap(Module())
+        trainer = lightning.Trainer(
+            max_steps=STEPS, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+            enable_checkpointing=False,
+        )  # fmt: skip
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with pytest.raises(BypassError) if strict and not trained else contextlib.nullcontext():
+                trainer.fit(module, torch.utils.data.DataLoader(torch.stack([data()] * STEPS), batch_size=None))
+        trained.append((module, told_of(caught)))
+    (ours, told), (theirs, _) = trained
+    report = explain(ours)
+    assert (report.engine_calls, report.pytorch_calls) == (0, 0)
+    assert report.unreached_steps == (1 if strict else STEPS)
+    if not strict:
+        assert len(told) == 1 and "wrap the module that the script calls" in told[0], told
+        torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
 
 
 def test_strict_of_a_submodule_and_of_a_policy():
@@ -374,10 +457,15 @@ class Plain(nn.Module):
 
 @pytest.mark.parametrize("make_other", [torch.jit.script, lambda module: torch.jit.trace(module, data())])
 @pytest.mark.parametrize("around", [lambda module: module, nn.Sequential])
-def test_torch_jit(make_other, around):
+@pytest.mark.parametrize("strict", [False, True])
+def test_torch_jit(make_other, around, strict):
     """What it makes is a plain one: steps that train it are warned of."""
     theirs = Plain()
-    ours = ORTModule(copy.deepcopy(theirs), config=Config(**AT_ONCE))
+    ours = ORTModule(copy.deepcopy(theirs), config=Config(**AT_ONCE, strict=strict))
+    if strict:
+        with pytest.raises(BypassError, match="wrap the module that the script calls"):
+            train(ours, make_other(around(ours)))
+        return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         compare(ours, make_other(around(ours)), theirs, make_other(around(theirs)))
@@ -396,7 +484,9 @@ def test_torch_fx():
     assert explain(ours).pytorch_calls == 0  # of the traces, which are no calls
 
 
-@each("kind", ["unused", "zeros", "inside of another", "two optimizers", "closure"], ["zeros", "two optimizers"])
+@each(
+    "kind", ["unused", "zeros", "inside of another", "two optimizers", "closure", "LBFGS"], ["zeros", "two optimizers"]
+)
 def test_steps_that_miss_nothing(kind):
     """No gradient, or none of a call that went past the engine."""
     ours, _ = make(strict=True)
@@ -408,6 +498,8 @@ def test_steps_that_miss_nothing(kind):
     if kind == "two optimizers":
         first, *rest = ours.parameters()
         optimizers = [torch.optim.SGD([first], lr=0.1), torch.optim.SGD([*rest, *head.parameters()], lr=0.1)]
+    if kind == "LBFGS":
+        optimizers = [torch.optim.LBFGS([*ours.parameters(), *head.parameters()], max_iter=2)]
     for step in range(STEPS):
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=kind != "zeros")
@@ -418,7 +510,7 @@ def test_steps_that_miss_nothing(kind):
             result.backward()
             return result
 
-        if kind == "closure":
+        if kind in ("closure", "LBFGS"):
             optimizers[0].step(loss)
             continue
         loss()

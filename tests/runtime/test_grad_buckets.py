@@ -332,7 +332,7 @@ def test_errors_of_the_engine(at, monkeypatch):
         def run(self, *args):
             calls.append(1)
             if len(calls) == at + 1:
-                raise _core.Error("no such luck")
+                raise _core.EngineError("no such luck")
             super().run(*args)
 
     ours(x)

@@ -12,6 +12,8 @@ from torch import Tensor, distributed
 from torch.utils.data import Sampler
 from tqdm.auto import tqdm
 
+from ortmodule.core.errors import ArgumentError, ArgumentTypeError, StateError
+
 #: After so many seconds a progress bar says that complexities are being computed.
 BAR_SECONDS = 2.0
 #: Complexities are below; noise is added to them.
@@ -61,12 +63,12 @@ class _Resumable(Sampler[_Item], Generic[_Item]):
         """
         name, mine = type(self).__name__, self._order()
         if state.keys() != {*mine, "yielded"}:
-            raise ValueError(f"this is not the state of a {name}: it has {sorted(state)}")
+            raise ArgumentError(f"this is not the state of a {name}: it has {sorted(state)}")
         for what, value in mine.items():
             if what != "epoch" and state[what] != value:
-                raise ValueError(f"the state is of a {name} with {what} {state[what]}, this one has {value}")
+                raise ArgumentError(f"the state is of a {name} with {what} {state[what]}, this one has {value}")
         if not (isinstance(state["yielded"], int) and state["yielded"] >= 0):
-            raise ValueError(f"the state of a {name} has yielded {state['yielded']!r}, no count")
+            raise ArgumentError(f"the state of a {name} has yielded {state['yielded']!r}, no count")
         self._set_epoch(state["epoch"])
         self._yielded = self._pending = state["yielded"]
 
@@ -111,9 +113,9 @@ class LoadBalancingDistributedSampler(_Resumable[int]):
     ) -> None:  # fmt: skip
         super().__init__()
         if not callable(complexity_fn):
-            raise TypeError(f"complexity_fn is called with a sample; {complexity_fn!r} cannot be called")
+            raise ArgumentTypeError(f"complexity_fn is called with a sample; {complexity_fn!r} cannot be called")
         if not hasattr(dataset, "__len__"):
-            raise TypeError(f"the dataset, a {type(dataset).__name__}, has no length")
+            raise ArgumentTypeError(f"the dataset, a {type(dataset).__name__}, has no length")
         self.world_size = _of_group("world_size", world_size, distributed.get_world_size)
         self.rank = _of_group("rank", rank, distributed.get_rank)
         self.dataset, self.complexity_fn, self.shuffle, self.drop_last = dataset, complexity_fn, shuffle, drop_last
@@ -127,13 +129,13 @@ class LoadBalancingDistributedSampler(_Resumable[int]):
 
     def _check(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} is none of a world of {self.world_size}")
+            raise ArgumentError(f"rank {self.rank} is none of a world of {self.world_size}")
         if self._length < self.world_size:
-            raise ValueError(f"the dataset has {self._length} samples, fewer than the {self.world_size} processes")
+            raise ArgumentError(f"the dataset has {self._length} samples, fewer than the {self.world_size} processes")
         if self.group_size is not None and self.group_size < 1:
-            raise ValueError(f"group_size must be 1 or more, not {self.group_size}")
+            raise ArgumentError(f"group_size must be 1 or more, not {self.group_size}")
         if not 0 <= self.random_level <= 1:
-            raise ValueError(f"random_level must be from 0 to 1, not {self.random_level}")
+            raise ArgumentError(f"random_level must be from 0 to 1, not {self.random_level}")
 
     def __len__(self) -> int:
         return self.num_samples
@@ -217,16 +219,16 @@ class LoadBalancingDistributedSampler(_Resumable[int]):
             value = self.complexity_fn(sample)
         except Exception as error:
             what = f"{type(error).__name__} for sample {index}: {error}"
-            raise RuntimeError(f"complexity_fn {name} raised {what}") from error
+            raise StateError(f"complexity_fn {name} raised {what}") from error
         try:
             number = operator.index(value)
         except TypeError:
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"complexity_fn {name} returned {value!r} for sample {index}, a {type(value).__name__}: "
                 "a complexity is a whole number"
             ) from None
         if abs(number) >= LARGEST:
-            raise ValueError(f"complexity_fn {name} returned {number} for sample {index}, which is not below 2^61")
+            raise ArgumentError(f"complexity_fn {name} returned {number} for sample {index}, which is not below 2^61")
         return number
 
 
@@ -234,7 +236,7 @@ def _of_group(name: str, given: int | None, of_group: Callable[[], int]) -> int:
     if given is not None:
         return given
     if not (distributed.is_available() and distributed.is_initialized()):
-        raise RuntimeError(f"{name} is not given, and torch.distributed is not initialised")
+        raise StateError(f"{name} is not given, and torch.distributed is not initialised")
     return of_group()
 
 
@@ -284,9 +286,9 @@ class LoadBalancingDistributedBatchSampler(_Resumable[list[int]]):
     ) -> None:  # fmt: skip
         super().__init__()
         if not isinstance(sampler, LoadBalancingDistributedSampler):
-            raise TypeError(f"sampler is a LoadBalancingDistributedSampler, not a {type(sampler).__name__}")
+            raise ArgumentTypeError(f"sampler is a LoadBalancingDistributedSampler, not a {type(sampler).__name__}")
         if sampler.drop_last:
-            raise ValueError("the sampler has drop_last=True: give it to the batch sampler instead")
+            raise ArgumentError("the sampler has drop_last=True: give it to the batch sampler instead")
         self.sampler, self.batch_fn, self.drop_last = sampler, batch_fn, drop_last
         self._made: tuple[int, list[list[int]]] | None = None  # for the epoch
 
@@ -320,12 +322,14 @@ class LoadBalancingDistributedBatchSampler(_Resumable[list[int]]):
         name = getattr(self.batch_fn, "__name__", repr(self.batch_fn))
         batches = self.batch_fn(list(indices))
         if not isinstance(batches, (list, tuple)) or not all(isinstance(b, (list, tuple)) for b in batches):
-            raise TypeError(f"batch_fn {name} returned {_short(batches)}: it returns a list of lists of indices")
+            raise ArgumentTypeError(
+                f"batch_fn {name} returned {_short(batches)}: it returns a list of lists of indices"
+            )
         if not batches or not all(batches):
-            raise ValueError(f"batch_fn {name} returned {'an empty batch' if batches else 'no batch'}")
+            raise ArgumentError(f"batch_fn {name} returned {'an empty batch' if batches else 'no batch'}")
         unknown = {index for batch in batches for index in batch} - set(indices)
         if unknown:
-            raise ValueError(f"batch_fn {name} returned the index {unknown.pop()!r}, which it was not given")
+            raise ArgumentError(f"batch_fn {name} returned the index {unknown.pop()!r}, which it was not given")
         return [list(batch) for batch in batches]
 
 
