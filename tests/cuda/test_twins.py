@@ -201,9 +201,10 @@ def test_elements_that_are_not_zero_are_those_of_the_cpu(data):
 # --- sums by place ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "count"), [(1, 300), (2, 1), (255, 2048), (256, 2049), (70_000, 5000)])
+@pytest.mark.parametrize(("rows", "count"), [(1, 300), (2, 1), (255, 2048), (256, 2049), (70_000, 5000), (2, 20_000)])
 def test_gradients_of_gathered_rows(driver, rows, count):  # noqa: F811
-    """Of more indices than a block sorts, by more than a digit, most of them of few rows; to the last bit, twice."""
+    """Of more indices than a block sorts, by more than a digit, most of them of few rows, of which one has more parts
+    than a block has threads; to the last bit, twice."""
     generator = torch.Generator().manual_seed(count)
     index = torch.randint(-rows, rows, (count,), generator=generator)
     index[torch.rand(count, generator=generator) < 0.5] = rows // 2
