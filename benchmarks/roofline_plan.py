@@ -30,7 +30,10 @@ LISTED_OF = re.compile(r"\bbatch=(\d+)")
 #: Sums of squares of lengths, beside the square of their mean, where lengths are spread evenly from 0 to twice that.
 SPREAD = 4 / 3
 SUM_OUT = 3  # of FusedNorm's results
-CHUNK_ROWS = 1024  # of a linear layer's loss
+#: Of a linear layer's loss on a GPU, as csrc/ops/losses/linear_loss.c has them: rows of a part and what they are a
+#: multiple of, bytes that the logits of a part and their gradient may have, elements that a line is a multiple of.
+MOST_ROWS, TILE, MOST_BYTES, LINE = 4096, 128, 3 << 29, 8
+MANY_CLASSES = 512  # from so many on, in 16 bits, those that fill no line are products of their own
 
 
 def without_memory(model: nn.Module) -> nn.Module:
@@ -75,14 +78,36 @@ def sequences_of(shape: tuple[int, ...], batch: int) -> tuple:
     return shape if len(shape) == 4 else (batch, shape[0] / batch, *shape[1:])
 
 
-def linear_loss(kernel: Kernel, rows: int, width: int, weight: tuple[int, ...], gradients: bool) -> None:
+def chunk_rows(size: int, samples: int, classes: int) -> int:
+    """Rows whose logits a linear layer's loss has at a time. ``size``: bytes of an element of the operands."""
+    each = -(-classes // LINE) * LINE * (4 + 2 if size == 2 else size)
+    most = max(min(MOST_BYTES // each // TILE * TILE, MOST_ROWS), TILE)
+    chunks = max(-(-samples // most), 1)
+    return samples if chunks == 1 else -(-samples // chunks // TILE) * TILE
+
+
+def linear_loss(
+    kernel: Kernel, hidden: tuple[str, tuple[int, ...]], weight: tuple[int, ...], gradients: bool, biased: bool
+) -> None:
     """What a linear layer's loss computes, and moves beside its operands and results. ``gradients``: with them, in one
-    sweep."""
-    classes, chunks = math.prod(weight) // width, -(-rows // CHUNK_ROWS)
+    sweep; ``biased``: of the layer, whose gradient is wanted then, too."""
+    size, width = BYTES[hidden[0]], hidden[1][-1]
+    rows, classes = math.prod(hidden[1]) // width, math.prod(weight) // width
+    sums = max(size, 4)
+    chunks = -(-rows // chunk_rows(size, rows, classes)) if rows else 0
+    rest = classes % LINE > 0 and classes >= MANY_CLASSES and size == 2
     kernel.flops = 2.0 * rows * width * classes * (3 if gradients else 1)
-    kernel.more = rows * classes * (14 if gradients else 8)  # logits of a chunk in float32, and their gradient rounded
-    kernel.more += 8 * width * classes * (chunks - 1) if gradients else 0  # the weight's gradient, added to
-    kernel.count = chunks * (5 if gradients else 2)
+    logit = sums * 2  # a logit is written, and read by the loss
+    if gradients:  # read once more; its gradient written, as the products read it, and read by both
+        logit += sums + 3 * size
+    if biased:  # the bias is filled in, and read by the product; gradients are written and added up unrounded
+        logit += sums * 2 + (sums * 2 if gradients and size == 2 else sums if gradients else 0)
+    kernel.more = rows * classes * logit
+    kernel.more += (chunks - 1) * size * width * classes  # the weight, once a part
+    if gradients:  # the weight by two products, the hidden states by one; the weight's gradient is added to
+        kernel.more += chunks * size * width * classes + rows * width * size + 2 * sums * width * classes * (chunks - 1)
+    kernel.count = 2 + chunks * ((5 if gradients else 2) + biased * (2 if gradients else 1))
+    kernel.count += chunks * rest * (3 if gradients else 1)
 
 
 class Account:
@@ -172,7 +197,8 @@ class Account:
             hidden, weight = self._linear(operands)
             gradients = name.endswith("Grad") or any(specs[v][1] == weight[1] for v in kernel.writes)
             kernel.kind = "product" if BYTES[hidden[0]] == 2 else "product float32"
-            linear_loss(kernel, math.prod(hidden[1]) // hidden[1][-1], hidden[1][-1], weight[1], gradients)
+            biased = BETWEEN.split(found[3])[5 if name.endswith("Grad") else 3].startswith("%")
+            linear_loss(kernel, hidden, weight[1], gradients, biased)
 
     def _linear(self, operands: list[int]) -> list:
         """Specs of the hidden states and of the weight: the two largest operands that have a float's type."""

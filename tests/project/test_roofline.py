@@ -107,6 +107,34 @@ def test_plan():
     assert least_bytes(found.kernels, found.kept) == [160 + 64, 48, 48 + 16 + 8]
 
 
+#: A linear layer's loss over 5000 rows of 1024 classes, in two parts of 2560 rows at most: with a bias, and without.
+LOSS = """\
+input %0 h bfloat16[5000, 8] grad
+input %1 w bfloat16[1024, 8] grad
+input %2 labels int64[5000]
+input %3 b bfloat16[1024] grad
+%4, %5, %6, %7 = LinearCrossEntropy(%0 h, %1 w, %2 labels, {}) float32[], float32[5000, 8], float32[1024, 8]{}
+output %4
+grad %0 h <- %5
+grad %1 w <- %6
+"""
+
+
+def test_loss_of_a_linear_layer():
+    """By hand: the logits are written, read by the loss and for their gradient in float32, whose 16 bits are written
+    once and read by two products. A bias is filled in and added to, and its gradient written and read in float32."""
+    (plain,) = roofline_plan.Account(LOSS.format("-", ""), {4: 0}).kernels
+    (biased,) = roofline_plan.Account(LOSS.format("%3 b", ", float32[1024]") + "grad %3 b <- %7", {4: 0}).kernels
+    once = 2 * 5000 * 8 + 2 * 1024 * 8 + 8 * 5000 + 4 + 4 * 5000 * 8 + 4 * 1024 * 8  # operands and results
+    again = 2 * 5000 * 8 + 3 * 2 * 1024 * 8 + 2 * 4 * 1024 * 8  # hidden states, the weight, its gradient
+    logits = 5000 * 1024
+    assert plain.bytes == once + again + logits * (4 + 4 + 4 + 2 + 2 * 2)
+    assert biased.bytes - plain.bytes == logits * (4 + 4 + 4 + 4) + 2 * 1024 + 4 * 1024
+    assert plain.flops == biased.flops == 3 * 2 * logits * 8
+    assert (plain.count, biased.count) == (2 + 2 * 5, 2 + 2 * 7)
+    assert roofline_plan.chunk_rows(2, 5000, 1024) == 2560
+
+
 def test_page():
     kernel = {"name": "Cast", "kind": "stream", "count": 2, "bytes": 8 * 10**9, "least": 10**9, "flops": 0.0,
               "seconds": 4e-3}  # fmt: skip
