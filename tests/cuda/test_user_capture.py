@@ -227,8 +227,8 @@ ATTENTION = {
 
 @pytest.mark.parametrize("case", ATTENTION)
 def test_attention_by_torch_is_captured(driver, fake, capture, case):  # noqa: F811
-    """Replays attend to what lies in the operands then. Torch's kernels draw anew in each, on the GPU, and backward drops
-    what forward dropped: results are linear in v. Outside of the capture they draw on the CPU as before."""
+    """Replays attend to what lies in the operands then. Torch's kernels draw anew in each, on the GPU, and backward
+    drops what forward dropped: results are linear in v. Outside of the capture they draw on the CPU as before."""
     dtype, has_bias, ratio, kernel = ATTENTION[case]
     torch.manual_seed(0)
     tensors = [torch.randn(4, 16, 256, 8).to(dtype) for _ in range(3)]

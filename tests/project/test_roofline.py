@@ -142,6 +142,7 @@ def test_page():
     optimizer = dict(kernel, name="AdamW", bytes=28 * 10**7, least=28 * 10**7, seconds=0.0)  # of 10**7 parameters
     columns = {name: {"kernels": [slow, optimizer], "peak": 10**9} for name in roofline_page.ORDER}
     columns["eager"] = {"kernels": [kernel], "peak": 10**9}
+    columns["ours"] = dict(columns["ours"], alive={"activation Add": 25 * 10**7, "workspace Loss": 5 * 10**8})
     page = roofline_page.page({"llama-1b": {"title": "Llama", "samples": 4, "columns": columns}})
     assert (
         "| `llama-1b` | 8.0 | 4.0 | 8.0 | 0.50 **below** | 1.00 | 1.0, 1.0 | 100% **above** (16%) | 66.8, 96.9 |"
@@ -149,8 +150,50 @@ def test_page():
     )
     assert "| Cast | 2 | 8.00 | 1.00 | 0.00 | 8.00 |" in page
     assert f"| Operator | `llama-1b` |\n| --- | ---: |\n| Cast | {7e12 / roofline_account.BANDWIDTH:.1f} |" in page
-    assert "`llama-1b` 0.50 predicted, 1.45 measured" in page
+    assert "`llama-1b` 0.50 predicted, 1.45 on the H100, 1.36 on the H200" in page
+    assert "`llama-1b` 1.00 predicted, 1.05 on the H200" in page
+    assert "| `llama-1b` | ours | 8.0 | 66.8 | 63.5 | 1.0 | 26 | 26.1 |" in page
+    assert "| `llama-1b` | 0.2 | 0.8, 0.8 | 100% | workspace Loss 0.50, activation Add 0.25 |" in page
+    assert "cannot be met" not in page and "Copies of gradients: none in any row" in page
 
+
+def test_rows_that_cannot_meet_the_memory():
+    kernel = {"name": "AdamW", "kind": "other", "count": 1, "bytes": 28 * 10**9, "least": 28 * 10**9, "flops": 0.0,
+              "seconds": 1e-3}  # fmt: skip
+    copy = dict(kernel, name=roofline_page.COPIED, bytes=2 * 10**9)
+    columns = {name: {"kernels": [kernel, copy], "peak": 20 * 10**9} for name in roofline_page.ORDER}
+    page = roofline_page.page({"llama-1b": {"title": "Llama", "samples": 4, "columns": columns}})
+    assert "65% of eager's peak cannot be met by `llama-1b` (80%)" in page
+    assert "`llama-1b` 1 (2.00 GB moved)" in page
+
+
+def test_table_of_kernels():
+    """Equal kernels of a step are one line."""
+    one = {"name": "Cast", "kind": "stream", "count": 1, "bytes": 8, "least": 6, "flops": 0.0, "seconds": 2e-6}
+    columns = {name: {"kernels": [one, dict(one), dict(one, bytes=9)]} for name in roofline_page.ORDER}
+    lines = roofline_page.kernels({"columns": columns}).splitlines()
+    assert lines[1:3] == ['"ours","Cast",stream,2,1,8,6,0,2.00', '"ours","Cast",stream,1,1,9,6,0,2.00']
+    assert len(lines) == 1 + 2 * 4
+
+
+#: Attention by torch's kernel, whose result is copied; a gradient that was made elsewhere, and is copied.
+COPIES = """\
+input %0 q bfloat16[2, 8, 4, 16] grad
+%1, %2 = FusedAttention(%0 q, %0 q, %0 q, scale=0.5, torch=1) bfloat16[2, 8, 4, 16], float32[2, 8, 4, 2]
+%3 = Contiguous(%1) bfloat16[2, 8, 4, 16]
+output %1
+grad %0 q <- %3
+"""
+
+
+def test_copies():
+    found = roofline_plan.Account(COPIES, {1: 0, 3: 1}).kernels
+    size = 2 * 2 * 8 * 4 * 16
+    assert [(k.name, k.bytes, k.count) for k in found[1:]] == [
+        ("attention's results copied", 2 * size, 2), ("Contiguous, of a gradient", 2 * size, 1),
+    ]  # fmt: skip
+    (ours, _) = roofline_plan.Account(COPIES.replace("torch=1", "safe=1"), {1: 0, 3: 1}).kernels
+    assert ours.name == "FusedAttention"
 
 def test_other_builds_are_refused(monkeypatch):
     monkeypatch.setattr(roofline_plan._core, "emulated", False, raising=False)
