@@ -3,8 +3,8 @@
     ORTMODULE_BUILD=build/emulated python -m benchmarks.roofline [ROW...]
 
 needs a build with an emulated GPU, which plans as for a GPU; no weights have memory, and no step runs. Each row takes a
-minute or two. What is found out of a row, kernel by kernel, is kept in results/roofline/ROW.json; the page is made from
-all rows that are there. --page makes only the page.
+minute or two. What is found out of a row, kernel by kernel, is kept in results/roofline/ROW.json; the page, and a table
+of all kernels a row in docs/gpu-roofline, are made from all rows that are there. --page makes only these.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ from benchmarks.rows import EVERY, PADDED
 ROWS = ("llama-1b", "bert-large", "gpt2-medium", "llama-1b-padded", "bert-large-padded", "gpt2-medium-padded")
 #: Those of the steps that an H100 has measured (benchmarks/triage_items.py).
 SAMPLES = {"llama-1b": 4, "bert-large": 32, "gpt2-medium": 8}
-FOLDER, PAGE = Path("results/roofline"), Path("docs/gpu-roofline.md")
+FOLDER, PAGE, TABLES = Path("results/roofline"), Path("docs/gpu-roofline.md"), Path("docs/gpu-roofline")
+#: What has the bytes that an account calls fixed, or is the script's.
+FIXED = ("parameter", "gradient", "optimizer")
 
 
 class LossAlone(nn.Module):
@@ -74,7 +77,16 @@ def account(build: Callable[[], nn.Module], batch: dict[str, Any], kind: torch.d
         plan, peak = roofline_plan.plan_of(made, batch, kind)
         mine = roofline_plan.kernels_of(plan)
         found[name] = column(mine.kernels, mine.kept, peak.total, parameters)
-        found[name] |= {"fired": dict(plan.fired), "plan": plan.text()}
+        found[name] |= {"fired": dict(plan.fired), "plan": plan.text(), "alive": alive(peak)}
+    return found
+
+
+def alive(peak: Any) -> dict[str, int]:
+    """{what: bytes} at the peak of ours, of what is not there in every way."""
+    found: dict[str, int] = defaultdict(int)
+    for tensor in peak.tensors:
+        if tensor.kind not in FIXED:
+            found[f"{tensor.kind} {tensor.name}".strip()] += tensor.bytes
     return found
 
 
@@ -106,6 +118,9 @@ def main() -> int:
         (FOLDER / f"{name}.json").write_text(json.dumps(row_of(name)))
     there = {name: json.loads(file.read_text()) for name in ROWS if (file := FOLDER / f"{name}.json").exists()}
     PAGE.write_text(roofline_page.page(there))
+    TABLES.mkdir(exist_ok=True)
+    for name, row in there.items():
+        (TABLES / f"{name}.csv").write_text(roofline_page.kernels(row))
     return 0
 
 

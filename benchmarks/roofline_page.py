@@ -17,16 +17,26 @@ from benchmarks.roofline_account import (
 
 OURS, ALONE, EAGER, INDUCTOR = "ours", "ours, the loss alone", "eager", "Inductor"
 ORDER = (OURS, ALONE, EAGER, INDUCTOR)
-#: ms of a step and GB of its peak on an H100: docs/benchmarks-gpu.md. GPT-2's of ours: before flash attention drops.
-MEASURED: dict[str, dict[str, tuple[float, float]]] = {
-    "llama-1b": {OURS: (66.8, 26.0), EAGER: (96.9, 25.6)},
-    "bert-large": {OURS: (190.0, 42.2), EAGER: (130.0, 27.0)},
-    "gpt2-medium": {OURS: (172.0, 42.8), EAGER: (143.0, 28.2)},
+H100, H200 = "H100", "H200"
+#: {GPU: {row: {column: (ms of a step, GB of its peak)}}}, NaN where it was not measured: docs/benchmarks-gpu.md, 25 and
+#: 26 November, and 27 November. Plans have changed since; GPT-2's of ours on the H100: before flash attention drops.
+MEASURED: dict[str, dict[str, dict[str, tuple[float, float]]]] = {
+    H100: {
+        "llama-1b": {OURS: (66.8, 26.0), EAGER: (96.9, 25.6)},
+        "bert-large": {OURS: (190.0, 42.2), EAGER: (130.0, 27.0)},
+        "gpt2-medium": {OURS: (172.0, 42.8), EAGER: (143.0, 28.2)},
+    },
+    H200: {
+        "llama-1b": {OURS: (63.5, 26.1), EAGER: (86.4, 25.6), INDUCTOR: (66.7, 22.4)},
+        "bert-large": {OURS: (109.0, 21.2), EAGER: (120.0, 27.0), INDUCTOR: (98.7, 23.3)},
+        "gpt2-medium": {OURS: (78.6, 22.5), EAGER: (123.3, 28.2), INDUCTOR: (59.6, 16.9)},
+        "bert-large-padded": {OURS: (81.1, 15.5), EAGER: (123.5, 27.4), INDUCTOR: (93.6, 23.3)},
+        "gpt2-medium-padded": {EAGER: (134.9, 28.6)},
+    },
 }
-OLDER = ("gpt2-medium",)  # whose measured step had another plan
 OF_EAGER, OF_INDUCTOR, OF_INDUCTOR_PADDED, MEMORY = 1.3, 1.0, 1.4, 0.65
 HELD, TOUCHED = 16, 28  # bytes a parameter: of the four tensors that AdamW reads, and with those that it writes
-LISTED = 12  # operators that cost most beyond their least bytes
+LISTED, ALIVE = 12, 6  # operators that cost most beyond their least bytes; kinds of memory that are most of a peak
 
 TOP = """# GPU roofline
 
@@ -37,12 +47,12 @@ float32, steps run under bfloat16 autocast with `torch.optim.AdamW(fused=True)`.
 
 `ORTMODULE_BUILD=build/emulated python -m benchmarks.roofline [ROW...]` makes this page. It needs an emulated build
 ([architecture/testing.md](architecture/testing.md)) and a few minutes a row; no weights have memory, and no step runs.
-Every single kernel is in a file a row that the command writes to `results/roofline`; here those of one operator are
-one line.
+Every kernel is in a table a row, `docs/gpu-roofline/ROW.csv`, which the command writes, too: equal ones are one line
+that says how many there are. Here those of one operator are one line.
 
 ## What is measured, what is predicted
 
-Nothing on this page is measured, except for the rates and the column that says so, which
+Nothing on this page is measured, except for the rates and the columns that say so, which
 [benchmarks-gpu.md](benchmarks-gpu.md) has. Predicted is: a kernel takes the larger of bytes over bandwidth and FLOPs
 over the rate of its kind, and a launch where no CUDA graph starts it.
 """
@@ -68,9 +78,9 @@ Rules of the account:
 
 - **Ours** is the plan of the step for a GPU, whose logits the script does not read. An operand counts once a kernel,
   whatever reads it twice inside; of a broadcast or a slice what is read. A result that nothing reads is not written.
-  Gradients of norms read `dy` and `x` twice, attention's backward has sums in float32, a linear layer's loss has the
-  logits of 1024 rows at a time in memory: the kernels do so. All but attention are in CUDA graphs. Casts are those of
-  autocast on the CPU, which the emulated GPU has.
+  Gradients of norms read `dy` and `x` twice, attention's backward has sums in float32, what torch's attention has
+  allocated is copied, a linear layer's loss has the logits of 4096 rows at a time in memory: the kernels do so. All but
+  attention are in CUDA graphs. Casts are those of autocast on the CPU, which the emulated GPU has.
 - **Ours, the loss alone**: the same where forward returns the loss and no logits.
 - **Eager** is a trace of ATen operators, forward and backward, with a GPU's autocast. Each reads its operands once and
   writes its results once; attention is one kernel forward and three backward, with a mask as fast as without one (in
@@ -85,6 +95,23 @@ Rules of the account:
   gradients of embeddings were one kernel, reading once what comes from elsewhere and writing what is read elsewhere.
 - Peak memory is by the plan (`ortmodule.memory`), eager's by the storages alive in the trace, both with AdamW's states.
 """
+
+COPIED = "Contiguous, of a gradient"
+
+
+def copied(rows: dict[str, Any]) -> str:
+    """What is copied of gradients to the tensors that they belong to."""
+    found = {}
+    for name, row in rows.items():
+        of = [k for k in row["columns"][OURS]["kernels"] if k["name"] == COPIED]
+        if of:
+            found[name] = f"`{name}` {len(of)} ({sum(k['bytes'] for k in of) / 1e9:.2f} GB moved)"
+    there = "; ".join(found.values()) if found else "none in any row"
+    return (
+        "Gradients are written where their owners have them, by the kernels that compute them, so a second stream would "
+        f"have little to overlap. Copies of gradients: {there}."
+    )
+
 
 ROW_PASSES = ("label_sparsity", "linear_loss", "padding_removal")
 WHY = """
@@ -119,15 +146,18 @@ def decided(rows: dict[str, Any]) -> list[str]:
 
 def far_off(rows: dict[str, Any]) -> list[str]:
     """How far predictions are from what was measured."""
-    lines = ["| Row | Step | Predicted, ms | Measured, ms | Predicted peak, GB | Measured, GB |",
-             "| --- | --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    lines = ["| Row | Step | Predicted, ms | H100, ms | H200, ms | Predicted peak, GB | H100, GB | H200, GB |",
+             "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for name, row in rows.items():
-        for column, (ms, peak) in MEASURED.get(name, {}).items():
+        for column in (OURS, EAGER, INDUCTOR):
+            seen = [MEASURED[gpu].get(name, {}).get(column) for gpu in (H100, H200)]
+            if not any(seen):
+                continue
             found = row["columns"][column]
-            lines.append(
-                f"| `{name}` | {column} | {1e3 * totals(found)['seconds']:.1f} | {ms:g} | {found['peak'] / 1e9:.1f} | "
-                f"{peak:g} |"
-            )
+            ms, peaks = ([f"{pair[i]:g}" if pair else "–" for pair in seen] for i in (0, 1))
+            peak = f"{found['peak'] / 1e9:.1f}" if found["peak"] else "–"
+            cells = [f"`{name}`", column, f"{1e3 * totals(found)['seconds']:.1f}", *ms, peak, *peaks]
+            lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
@@ -160,7 +190,7 @@ def summary(rows: dict[str, Any]) -> list[str]:
         eager_peak = row["columns"][EAGER]["peak"]
         for column in (OURS, ALONE):
             peak, mine = row["columns"][column]["peak"], ms[column]
-            seen = MEASURED.get(name, {}) if column == OURS else {}
+            seen = MEASURED[H100].get(name, {}) if column == OURS else {}
             cells = [
                 f"`{name}`" + (", the loss alone" if column == ALONE else ""), f"{mine:.1f}", f"{ms[EAGER]:.1f}",
                 f"{ms[INDUCTOR]:.1f}", f"{ms[EAGER] / mine:.2f}{met(ms[EAGER] / mine, OF_EAGER)}",
@@ -205,14 +235,65 @@ def scores(column: dict[str, Any]) -> float:
 
 
 def quotients(rows: dict[str, Any]) -> list[str]:
-    """How far the predicted quotients to eager are from the measured ones."""
-    found = []
-    for name, seen in MEASURED.items():
-        if name in rows and name not in OLDER:
-            predicted = [totals(rows[name]["columns"][c])["seconds"] for c in (EAGER, OURS)]
-            measured = seen[EAGER][0] / seen[OURS][0]
-            found.append(f"`{name}` {predicted[0] / predicted[1]:.2f} predicted, {measured:.2f} measured")
-    return ["Times as fast as eager: " + "; ".join(found) + ".", ""] if found else []
+    """How far the predicted quotients to eager and to torch.compile are from the measured ones."""
+    lines = []
+    for other, title in ((EAGER, "eager"), (INDUCTOR, "torch.compile")):
+        found = []
+        for name in rows:
+            ours, theirs = (totals(rows[name]["columns"][c])["seconds"] for c in (OURS, other))
+            text = f"`{name}` {theirs / ours:.2f} predicted"
+            for gpu in (H100, H200):
+                seen = MEASURED[gpu].get(name, {})
+                if OURS in seen and other in seen:
+                    text += f", {seen[other][0] / seen[OURS][0]:.2f} on the {gpu}"
+            found += [text] * ("on the" in text)
+        if found:
+            lines += [f"Times as fast as {title}: " + "; ".join(found) + ".", ""]
+    return lines
+
+
+def peaks(rows: dict[str, Any]) -> list[str]:
+    """What is in memory at the peak of ours beside what every way has."""
+    lines = ["| Row | Fixed, GB | Beyond it, GB: ours, eager | Share | Most of it |",
+             "| --- | ---: | ---: | ---: | --- |"]  # fmt: skip
+    for name, row in rows.items():
+        ours, eager = row["columns"][OURS], row["columns"][EAGER]
+        held = fixed(row)
+        beyond = [column["peak"] - held for column in (ours, eager)]
+        most = sorted(ours.get("alive", {}).items(), key=lambda item: -item[1])[:ALIVE]
+        lines.append(
+            f"| `{name}` | {held / 1e9:.1f} | {beyond[0] / 1e9:.1f}, {beyond[1] / 1e9:.1f} | "
+            f"{beyond[0] / beyond[1]:.0%} | " + ", ".join(f"{what} {size / 1e9:.2f}" for what, size in most) + " |"
+        )
+    return lines
+
+
+def unreachable(rows: dict[str, Any]) -> list[str]:
+    """Which rows cannot meet the target of memory, whatever is done."""
+    names = []
+    for name, row in rows.items():
+        share = fixed(row) / row["columns"][EAGER]["peak"]
+        if share > MEMORY:
+            names.append(f"`{name}` ({share:.0%})")
+    if not names:
+        return []
+    return [
+        f"{MEMORY:.0%} of eager's peak cannot be met by {', '.join(names)}: weights, gradients and AdamW's states",
+        "alone are more than that.", "",
+    ]  # fmt: skip
+
+
+def kernels(row: dict[str, Any]) -> str:
+    """All kernels of a row's steps, as lines of values between commas; equal ones of a step are one line."""
+    lines = ["step,operator,kind,times,kernels each,bytes each,least bytes each,FLOPs each,microseconds each"]
+    for column in ORDER:
+        found: dict[tuple, int] = defaultdict(int)
+        for k in row["columns"][column]["kernels"]:
+            values = k["count"], k["bytes"], k["least"], f"{k['flops']:.0f}", f"{1e6 * k['seconds']:.2f}"
+            found[k["name"], k["kind"], *values] += 1
+        for (name, kind, *values), times in found.items():
+            lines.append(",".join(map(str, (f'"{column}"', f'"{name}"', kind, times, *values))))
+    return "\n".join(lines) + "\n"
 
 
 def section(name: str, row: dict[str, Any]) -> list[str]:
@@ -250,13 +331,18 @@ def page(rows: dict[str, Any]) -> str:
         f"padding; at most {MEMORY:.0%} of eager's peak memory; in brackets what weights, gradients and AdamW's",
         "states are of it, which every way has. What misses one says so.", "",
         *summary(rows), "",
-        "How far the account is from the steps that an H100 has measured (GPT-2's of ours was measured before flash",
-        "attention had dropout):", "", *far_off(rows), "",
+        *unreachable(rows),
+        "What is in memory at the peak of ours, beyond weights, gradients and AdamW's states:", "", *peaks(rows), "",
+        "How far the account is from the steps that GPUs have measured. An H200 has the H100's processors and 4.8 TB/s",
+        "in place of 3.35, and the account is of an H100. Measured are steps as they were planned then, and plans have",
+        "changed since ([benchmarks-gpu.md](benchmarks-gpu.md)): GPT-2's on the H100 had no flash attention with",
+        "dropout. Measured peaks are the most that torch's allocator had given out:", "", *far_off(rows), "",
         *quotients(rows),
         "## The next work", "",
         "Milliseconds a step of ours beyond the least bytes, the operators that take most:", "", *worst(rows), "",
         "Where attention keeps scores in memory, softmax, its gradient and dropout alone take, in milliseconds a step:",
         ", ".join(f"`{name}` {1e3 * scores(row['columns'][OURS]):.1f}" for name, row in rows.items()) + ".", "",
+        copied(rows), "",
         "What decides most:", "", *decided(rows), WHY,
     ]  # fmt: skip
     for name, row in rows.items():

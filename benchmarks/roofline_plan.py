@@ -25,12 +25,19 @@ OPERAND = re.compile(r"%(\d+)")
 BETWEEN = re.compile(r", (?![^\[]*\])")  # operands
 PRODUCTS = {"MatMul": 0, "MatMulBias": 0, "MatMulTotals": 0, "MatMulAdd": 1}  # which operand is the left one
 CAUSAL = "torch=2"
+#: torch's kernels allocate what they return: it is copied (csrc/cuda/kernels/torch_attention.cu), and the sums of rows
+#: are turned by a small kernel.
+BY_TORCH = re.compile(r"\btorch=[123]")
 #: Of attention over lists of rows: how many sequences they are of.
 LISTED_OF = re.compile(r"\bbatch=(\d+)")
 #: Sums of squares of lengths, beside the square of their mean, where lengths are spread evenly from 0 to twice that.
 SPREAD = 4 / 3
 SUM_OUT = 3  # of FusedNorm's results
-CHUNK_ROWS = 1024  # of a linear layer's loss
+OWNED = "Contiguous, of a gradient"  # a gradient that is copied to its owner's memory, since it was made elsewhere
+#: Of a linear layer's loss on a GPU, as csrc/ops/losses/linear_loss.c has them: rows of a part and what they are a
+#: multiple of, bytes that the logits of a part and their gradient may have, elements that a line is a multiple of.
+MOST_ROWS, TILE, MOST_BYTES, LINE = 4096, 128, 3 << 29, 8
+MANY_CLASSES = 512  # from so many on, in 16 bits, those that fill no line are products of their own
 
 
 def without_memory(model: nn.Module) -> nn.Module:
@@ -75,14 +82,40 @@ def sequences_of(shape: tuple[int, ...], batch: int) -> tuple:
     return shape if len(shape) == 4 else (batch, shape[0] / batch, *shape[1:])
 
 
-def linear_loss(kernel: Kernel, rows: int, width: int, weight: tuple[int, ...], gradients: bool) -> None:
+def name_is_attention(name: str) -> bool:
+    return name in ("FusedAttention", "FusedAttentionGrad")
+
+
+def chunk_rows(size: int, samples: int, classes: int) -> int:
+    """Rows whose logits a linear layer's loss has at a time. ``size``: bytes of an element of the operands."""
+    each = -(-classes // LINE) * LINE * (4 + 2 if size == 2 else size)
+    most = max(min(MOST_BYTES // each // TILE * TILE, MOST_ROWS), TILE)
+    chunks = max(-(-samples // most), 1)
+    return samples if chunks == 1 else -(-samples // chunks // TILE) * TILE
+
+
+def linear_loss(
+    kernel: Kernel, hidden: tuple[str, tuple[int, ...]], weight: tuple[int, ...], gradients: bool, biased: bool
+) -> None:
     """What a linear layer's loss computes, and moves beside its operands and results. ``gradients``: with them, in one
-    sweep."""
-    classes, chunks = math.prod(weight) // width, -(-rows // CHUNK_ROWS)
+    sweep; ``biased``: of the layer, whose gradient is wanted then, too."""
+    size, width = BYTES[hidden[0]], hidden[1][-1]
+    rows, classes = math.prod(hidden[1]) // width, math.prod(weight) // width
+    sums = max(size, 4)
+    chunks = -(-rows // chunk_rows(size, rows, classes)) if rows else 0
+    rest = classes % LINE > 0 and classes >= MANY_CLASSES and size == 2
     kernel.flops = 2.0 * rows * width * classes * (3 if gradients else 1)
-    kernel.more = rows * classes * (14 if gradients else 8)  # logits of a chunk in float32, and their gradient rounded
-    kernel.more += 8 * width * classes * (chunks - 1) if gradients else 0  # the weight's gradient, added to
-    kernel.count = chunks * (5 if gradients else 2)
+    logit = sums * 2  # a logit is written, and read by the loss
+    if gradients:  # read once more; its gradient written, as the products read it, and read by both
+        logit += sums + 3 * size
+    if biased:  # the bias is filled in, and read by the product; gradients are written and added up unrounded
+        logit += sums * 2 + (sums * 2 if gradients and size == 2 else sums if gradients else 0)
+    kernel.more = rows * classes * logit
+    kernel.more += (chunks - 1) * size * width * classes  # the weight, once a part
+    if gradients:  # the weight by two products, the hidden states by one; the weight's gradient is added to
+        kernel.more += chunks * size * width * classes + rows * width * size + 2 * sums * width * classes * (chunks - 1)
+    kernel.count = 2 + chunks * ((5 if gradients else 2) + biased * (2 if gradients else 1))
+    kernel.count += chunks * rest * (3 if gradients else 1)
 
 
 class Account:
@@ -96,13 +129,16 @@ class Account:
         self._specs: dict[int, tuple[str, tuple[int, ...]]] = {}
         self._base: dict[int, tuple[int, int]] = {}  # of a view: the value that has its memory, and bytes to read
         self._backward = False
+        self._gradients: set[int] = set()  # what belongs to parameters and inputs
         lines = text.splitlines()
         nodes = [found for line in lines if (found := NODE.match(line))]
         for line in lines:
             if line.startswith("input"):
                 self._specs[int(OPERAND.search(line)[1])] = specs_in(line)[0]
             elif line.startswith(("output", "grad", "write")):
-                self.kept |= {int(n) for n in OPERAND.findall(line.split("<-")[-1])}
+                ends = {int(n) for n in OPERAND.findall(line.split("<-")[-1])}
+                self.kept |= ends
+                self._gradients |= ends if line.startswith("grad") else set()
         self._used = {int(n) for found in nodes for n in OPERAND.findall(found[3])} | self.kept
         for line in lines:
             if line in ("forward", "backward"):
@@ -122,7 +158,8 @@ class Account:
             base, count = self._base.get(operands[0], (operands[0], bytes_of(self._specs[operands[0]])))
             self._base[results[0]] = (base, min(count, bytes_of(self._specs[results[0]])))
             return
-        kernel = Kernel(found[2], "stream", launch=False, backward=self._backward)
+        name = OWNED if found[2] == "Contiguous" and results[0] in self._gradients else found[2]
+        kernel = Kernel(name, "stream", launch=False, backward=self._backward)
         for v in operands:
             base, count = self._base.get(v, (v, bytes_of(self._specs[v])))
             kernel.reads[base] = max(kernel.reads.get(base, 0), count)
@@ -134,6 +171,14 @@ class Account:
                 kernel.writes[v] = bytes_of(self._specs[v])
         kernel.size = max(math.prod(self._specs[v][1]) for v in operands + results if v in self._specs)
         self._by_operator(kernel, found, operands, results)
+        self._add(kernel, found)
+        if name_is_attention(found[2]) and BY_TORCH.search(found[3]):
+            copies = [bytes_of(specs[i]) for i in range(3 if found[2].endswith("Grad") else 1)]
+            self._add(
+                Kernel("attention's results copied", "other", more=2 * sum(copies), size=max(copies),
+                       count=1 + len(copies), backward=self._backward), found)  # fmt: skip
+
+    def _add(self, kernel: Kernel, found: re.Match) -> None:
         self.kernels.append(kernel)
         self.names.append(found[5] or "")
 
@@ -145,7 +190,7 @@ class Account:
             left = specs[int(text[1:].split()[0])] if text.startswith("%") else specs_in(text)[0]
             kernel.flops = 2.0 * math.prod(specs[results[0]][1]) * left[1][-1]
             kernel.kind = "product" if BYTES[left[0]] == 2 else "product float32"
-        elif name in ("FusedAttention", "FusedAttentionGrad"):
+        elif name_is_attention(name):
             q, k, v = (specs[n] for n in operands[:3])
             backward, dropout = name.endswith("Grad"), "ratio=0," not in found[3]
             causal = CAUSAL in found[3]
@@ -172,7 +217,8 @@ class Account:
             hidden, weight = self._linear(operands)
             gradients = name.endswith("Grad") or any(specs[v][1] == weight[1] for v in kernel.writes)
             kernel.kind = "product" if BYTES[hidden[0]] == 2 else "product float32"
-            linear_loss(kernel, math.prod(hidden[1]) // hidden[1][-1], hidden[1][-1], weight[1], gradients)
+            biased = BETWEEN.split(found[3])[5 if name.endswith("Grad") else 3].startswith("%")
+            linear_loss(kernel, hidden, weight[1], gradients, biased)
 
     def _linear(self, operands: list[int]) -> list:
         """Specs of the hidden states and of the weight: the two largest operands that have a float's type."""

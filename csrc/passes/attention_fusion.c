@@ -6,7 +6,7 @@
  * No other node may read what is between the products.
  *
  * Three passes: attention_fusion where it is measured to be faster, or saves much memory; efficient_attention everywhere,
- * for who asks for it; flash_dropout where torch's flash attention on a GPU drops elements, which it draws from torch's
+ * for who asks for it; flash_dropout where a kernel of torch's on a GPU drops elements, which it draws from torch's
  * generator: the numbers are others than those of the operators one by one. */
 #include "passes/attention_mask.h"
 #include "passes/pipeline.h"
@@ -344,6 +344,12 @@ static const value *rows_of_heads(const value *v) {
     return NULL;
 }
 
+/* Over lists of rows flash attention alone has fewer heads of keys than of queries, and drops elements. */
+static bool lists_fit(const graph *g, const attention *a) {
+    return (!find_repeat(a->v).few && a->ratio == 0) ||
+           fused_attention_flash(g, a->q->type, a->q->shape.dim[3], a->v->shape.dim[3]);
+}
+
 /* Which of a GPU's kernels of torch's takes it over lists of rows: the keys' list just those that the mask shows, so
  * that nothing else is left of the mask than that a query sees no later key. */
 static torch_attention by_lists(const graph *g, const attention *a, bool paying) {
@@ -357,7 +363,7 @@ static torch_attention by_lists(const graph *g, const attention *a, bool paying)
         return TORCH_NONE;
     if (m.rest && (q->dim[2] != v->dim[2] || rows_of_heads(a->q) != rows || !attention_mask_causal(m.rest, v->dim[2])))
         return TORCH_NONE;
-    if (find_repeat(a->v).few && !fused_attention_flash(g, a->q->type, q->dim[3], v->dim[3])) return TORCH_NONE;
+    if (!lists_fit(g, a)) return TORCH_NONE;
     const torch_attention keys = m.rest ? TORCH_CAUSAL : TORCH_ALL;
     return fused_attention_by_torch(g, a->q->type, keys, &scores, q->dim[3], v->dim[3], a->ratio > 0, paying)
                ? keys
@@ -372,7 +378,7 @@ static value *keys_to_pack(const graph *g, const attention *a, bool paying) {
 
     if (!g->cuda || a->bias || !a->allowed || !a->safe || rows_of_heads(a->q) || rows_of_heads(a->v)) return NULL;
     if (!attention_mask_split(a->allowed, q->dim[0], v->dim[2], &m) || m.rest) return NULL;
-    if (find_repeat(a->v).few && !fused_attention_flash(g, a->q->type, q->dim[3], v->dim[3])) return NULL;
+    if (!lists_fit(g, a)) return NULL;
     if (!fused_attention_by_torch(g, a->q->type, TORCH_ALL, &scores, q->dim[3], v->dim[3], a->ratio > 0, paying))
         return NULL;
     return m.keys;

@@ -2,6 +2,7 @@
 #include "build.h"
 #include "gemm/gemm.h"
 #include "grad/grad.h"
+#include "ops/losses/linear_loss.h"
 #include "passes/pipeline.h"
 #include "test.h"
 
@@ -124,4 +125,18 @@ TEST(weighed_losses_have_their_gradient_in_forward) {
            "grad %1 w <- %15\n"
            "grad %2 bias <- %16\n");
     ctx_release(&c);
+}
+
+/* Of a GPU's loss: all rows, parts of equal lengths, or so few rows that 1.5 GiB hold their logits. */
+TEST(rows_of_logits_at_a_time) {
+    CHECK(linear_loss_chunk(BF16, 0, 50257) == 0);
+    CHECK(linear_loss_chunk(BF16, 4096, 50257) == 4096);
+    CHECK(linear_loss_chunk(BF16, 4097, 50257) == 2176);
+    CHECK(linear_loss_chunk(BF16, 8192, 50257) == 4096);
+    CHECK(linear_loss_chunk(F16, 12289, 50257) == 3200);
+    CHECK(linear_loss_chunk(BF16, 1 << 20, 262144) == 1024);
+    CHECK(linear_loss_chunk(F32, 1 << 20, 262144) == 1536);
+    CHECK(linear_loss_chunk(F64, 1 << 20, 1 << 30) == 128);
+    CHECK(linear_loss_chunk(BF16, 100, 0) == 100);
+    CHECK(linear_loss_line(50257) == 50264 && linear_loss_line(8) == 8);
 }

@@ -32,6 +32,8 @@ EXPORT void fake_spend(double milliseconds);
 EXPORT void fake_poison(void);
 /* Whether this thread is capturing, when it may not wait and not allocate. */
 EXPORT int fake_capturing(void);
+/* Whether it is the engine's caller who captures. */
+EXPORT int fake_user_captures(void);
 
 /* Copies on streams beside the default one: gives one to such a stream; how many were given; makes the first `count`. */
 EXPORT int fake_copy_beside(void *stream, void *to, const void *from, unsigned long bytes);

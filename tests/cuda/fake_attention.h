@@ -47,7 +47,7 @@ static const char *wrong(const work *w) {
     const uint64_t *on = _ZN3c104impl26raw_local_dispatch_key_setE;
     const tensor *q = &w->q, *k = &w->k, *v = &w->v;
     if (on[0] || on[1]) return "attention sees what the user has switched on";
-    if (fake_capturing()) return "attention by torch during a capture";
+    if (fake_capturing() && (!fake_user_captures() || w->starts[0])) return "attention by torch during a capture";
     if (!fake_in_context()) return "attention without the device's context";
     if (!operand_fits(w->kernel, q, q, true) || !operand_fits(w->kernel, k, q, true) ||
         !operand_fits(w->kernel, v, q, true))
@@ -56,7 +56,8 @@ static const char *wrong(const work *w) {
         return "sizes of attention";
     if (w->kernel == EFFICIENT && q->dim[2] != k->dim[2]) return "fewer heads of keys than it takes";
     if (w->kernel == FLASH && q->dim[3] != v->dim[3]) return "other widths than it takes";
-    if (w->kernel != FLASH && !w->bias && w->dropout != 0) return "dropout that is not asked for there";
+    const bool by_flash = !w->bias && q->type != FLOAT32 && q->dim[3] == v->dim[3];
+    if (w->dropout != 0 && w->kernel != (by_flash ? FLASH : EFFICIENT)) return "dropout that is not asked for there";
     return w->dropout < 0 || w->dropout >= 1 ? "a form of attention" : NULL;
 }
 
@@ -207,8 +208,54 @@ static int forward_listed(const work *w, int64_t room, tensor **y, tensor **lse)
     return 0;
 }
 
-/* Results of a call that is right: y, and sums with `room` for each head; none where there is no room. */
-static int forward(const work *w, int64_t room, int rank, tensor **y, tensor **lse) {
+/* A call over sequences as it is computed: now, or each time when a graph of the user's is replayed. */
+typedef struct later {
+    work w;
+    tensor bias, dbias, y, dy, lse, d[3];
+    uint64_t *numbers[2]; /* that forward draws and backward reads; or NULL */
+    uint64_t drawn[2];
+    bool kept;
+} later;
+
+static later later_of(const work *w) {
+    later l = {.w = *w};
+    if (w->bias) l.bias = *w->bias;
+    if (w->dbias) l.dbias = *w->dbias;
+    if (w->drawn) memcpy(l.drawn, w->drawn, sizeof l.drawn);
+    return l;
+}
+
+/* The work of a copy. */
+static work *work_of(later *l) {
+    if (l->w.bias) l->w.bias = &l->bias;
+    if (l->w.dbias) l->w.dbias = &l->dbias;
+    l->w.drawn = l->drawn;
+    return &l->w;
+}
+
+static int run_or_record(fake_work *run, const later *l) {
+    return fake_capturing() ? fake_give(NULL, run, l, sizeof *l) : run(l);
+}
+
+static int attend_all(const void *data) {
+    later copy = *(const later *)data, *l = &copy;
+    const work *w = work_of(l);
+    double *x = calloc((size_t)w->k.dim[1] + 1, sizeof *x);
+
+    if (l->numbers[0]) { /* of a graph: others each time */
+        draw(l->drawn);
+        for (int i = 0; i < 2; i++) *l->numbers[i] = l->drawn[i];
+    }
+    for (int64_t n = 0; n < w->q.dim[0] * w->q.dim[2] * w->q.dim[1]; n++)
+        attend(w, n / w->q.dim[1] / w->q.dim[2], n / w->q.dim[1] % w->q.dim[2], n % w->q.dim[1], &l->y,
+               l->kept ? &l->lse : NULL, x);
+    free(x);
+    return 0;
+}
+
+/* Results of a call that is right: y, and sums with `room` for each head; none where there is no room. `numbers`: where
+ * what is drawn is to be, while a graph is captured; or NULL. */
+static int forward(const work *w, int64_t room, int rank, tensor **y, tensor **lse, uint64_t *const numbers[2]) {
     const char *what = wrong(w);
     tensor *dense, turn;
 
@@ -216,11 +263,10 @@ static int forward(const work *w, int64_t room, int rank, tensor **y, tensor **l
     if (what) return complain(what);
     dense = make(w->q.type, 4, (int64_t[]){w->q.dim[0], w->q.dim[1], w->q.dim[2], w->v.dim[3]});
     *lse = make(FLOAT32, rank, (int64_t[]){w->q.dim[0], w->q.dim[2], room, 1});
-    double *x = calloc((size_t)w->k.dim[1] + 1, sizeof *x);
-    for (int64_t n = 0; n < w->q.dim[0] * w->q.dim[2] * w->q.dim[1]; n++)
-        attend(w, n / w->q.dim[1] / w->q.dim[2], n / w->q.dim[1] % w->q.dim[2], n % w->q.dim[1], dense,
-               room ? *lse : NULL, x);
-    free(x);
+    later l = later_of(w);
+    l.y = *dense, l.lse = **lse, l.kept = room > 0;
+    for (int i = 0; numbers && i < 2; i++) l.numbers[i] = numbers[i];
+    if (run_or_record(attend_all, &l)) return 1;
     turn = turned(dense);
     if (w->kernel == CUDNN) *dense = turn;
     *y = dense;
@@ -276,8 +322,25 @@ static bool ends_in_nothing(const work *w, const tensor *sums, int64_t b, int64_
     return true;
 }
 
+static int turn_all_back(const void *data) {
+    later copy = *(const later *)data, *l = &copy;
+    const work *w = work_of(l);
+    tensor *d[] = {&l->d[0], &l->d[1], &l->d[2]};
+    const size_t sizes = (size_t)((w->q.dim[1] + w->k.dim[1]) * w->q.dim[3] + w->k.dim[1] * w->v.dim[3] + 1);
+    double *sums = malloc(sizeof *sums * sizes);
+
+    for (int i = 0; l->numbers[0] && i < 2; i++) l->drawn[i] = *l->numbers[i];
+    for (int64_t b = 0; b < w->q.dim[0]; b++)
+        if (!ends_in_nothing(w, &l->lse, b, w->q.dim[1])) return complain("sums of rows that there are not");
+    for (int64_t n = 0; n < w->q.dim[0] * w->k.dim[2]; n++)
+        turn_back(w, &l->dy, &l->y, &l->lse, n / w->k.dim[2], n % w->k.dim[2], d, sums);
+    free(sums);
+    return 0;
+}
+
+/* `numbers`: as forward's. */
 static int backward(const work *w, const tensor *dy, const tensor *y, const tensor *lse, int rank, int64_t room,
-                    tensor **dq, tensor **dk, tensor **dv) {
+                    tensor **dq, tensor **dk, tensor **dv, uint64_t *const numbers[2]) {
     const char *what = wrong(w);
     const tensor *like[] = {&w->q, &w->k, &w->v};
     tensor *d[3], turn, from = tokens_first(w->kernel, dy), of = tokens_first(w->kernel, y);
@@ -289,14 +352,13 @@ static int backward(const work *w, const tensor *dy, const tensor *y, const tens
     if (!is(lse) || lse->type != FLOAT32 || lse->rank != rank || lse->dim[0] != w->q.dim[0] ||
         lse->dim[1] != w->q.dim[2] || lse->dim[2] != room || lse->stride[2] != 1 || (uintptr_t)lse->data % 16)
         return complain("sums of attention");
-    for (int64_t b = 0; b < w->q.dim[0]; b++)
-        if (!ends_in_nothing(w, lse, b, w->q.dim[1])) return complain("sums of rows that there are not");
-    for (int i = 0; i < 3; i++) d[i] = make(w->q.type, 4, like[i]->dim);
-    const size_t sizes = (size_t)((w->q.dim[1] + w->k.dim[1]) * w->q.dim[3] + w->k.dim[1] * w->v.dim[3] + 1);
-    double *sums = malloc(sizeof *sums * sizes);
-    for (int64_t n = 0; n < w->q.dim[0] * w->k.dim[2]; n++)
-        turn_back(w, &from, &of, lse, n / w->k.dim[2], n % w->k.dim[2], d, sums);
-    free(sums);
+    later l = later_of(w);
+    l.y = of, l.dy = from, l.lse = *lse;
+    for (int i = 0; i < 3; i++) d[i] = make(w->q.type, 4, like[i]->dim), l.d[i] = *d[i];
+    for (int i = 0; numbers && i < 2; i++) l.numbers[i] = numbers[i];
+    const int failed = run_or_record(turn_all_back, &l);
+    for (int i = 0; i < 3 && failed; i++) (void)aoti_torch_delete_tensor_object(d[i]);
+    if (failed) return 1;
     for (int i = 0; i < 3; i++) {
         turn = turned(d[i]);
         if (w->kernel == CUDNN) *d[i] = turn;

@@ -47,6 +47,7 @@ static int started, given;
 int fake_graphs(void) { return started; }
 int fake_given(void) { return given; }
 int fake_capturing(void) { return capturing != NULL || user_captures; }
+int fake_user_captures(void) { return user_captures; }
 
 static int complain(int result, const char *what) {
     fake_complain(what);

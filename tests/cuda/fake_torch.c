@@ -2,8 +2,9 @@
  * attention by cuDNN, by flash attention and by the memory-efficient kernels, computed on the CPU in float64.
  *
  * It checks what it is told: layouts and alignments, types, that nothing of the user's is switched on, that no stream is
- * captured, that backward is to add in one order, and that what it gets back is what there is. What it allocates is
- * full of rubbish, and again when it is given back.
+ * captured but by the user, that backward is to add in one order, and that what it gets back is what there is. What it
+ * allocates is full of rubbish, and again when it is given back. A graph of the user's draws again in each replay, and
+ * keeps what was allocated for it.
  *     fake_attentions()    how often attention was computed, forward and backward
  *     fake_attentions_by(k) the same of one kernel: 0 cuDNN's, 1 flash attention, 2 the memory-efficient one
  *     fake_torch_lacks(k)  that one fails, always; 3: each; -1: none
@@ -40,6 +41,7 @@ typedef struct tensor {
     int64_t dim[4], stride[4];
     char *data, *owned;
     size_t bytes;
+    bool of_graph; /* made while a graph was captured: it stays, and numbers of the generator are on the GPU */
 } tensor;
 
 EXPORT int fake_attentions(void);
@@ -140,8 +142,8 @@ int aoti_torch_create_tensor_from_blob(void *data, int64_t rank, const int64_t *
     tensor *t;
 
     if (!enter()) return 1;
-    if (!data || rank < 1 || rank > 4 || offset || device_type != (type == INT64 ? CPU : CUDA) || device < 0 ||
-        device > 1)
+    const bool on_cpu = type == INT64 && !fake_capturing();
+    if (!data || rank < 1 || rank > 4 || offset || device_type != (on_cpu ? CPU : CUDA) || device < 0 || device > 1)
         return complain("a tensor over memory");
     if (!(t = calloc(1, sizeof *t))) return 1;
     *t = (tensor){.kind = TENSOR, .type = type, .rank = (int)rank, .data = data};
@@ -166,7 +168,7 @@ static tensor *make(int type, int rank, const int64_t *dim) {
     int64_t step = 1;
 
     if (!t) return NULL;
-    *t = (tensor){.kind = TENSOR, .type = type, .rank = rank};
+    *t = (tensor){.kind = TENSOR, .type = type, .rank = rank, .of_graph = fake_capturing()};
     for (int d = rank - 1; d >= 0; d--) t->dim[d] = dim[d], t->stride[d] = step, step *= dim[d];
     t->bytes = (size_t)count(t) * (type == UINT64 || type == INT64 ? 8 : type == FLOAT32 ? 4 : 2) + 1;
     if (!(t->data = t->owned = aligned_alloc(512, (t->bytes + 511) / 512 * 512))) return free(t), NULL;
@@ -178,8 +180,8 @@ static tensor *make(int type, int rank, const int64_t *dim) {
 int aoti_torch_delete_tensor_object(tensor *t) {
     (void)fake_enter();
     if (!is(t)) return complain("a tensor given back that there is not");
-    if (t->owned) memset(t->owned, 0xff, t->bytes);
-    free(t->owned);
+    if (t->owned && !t->of_graph) memset(t->owned, 0xff, t->bytes);
+    if (!t->of_graph) free(t->owned);
     t->kind = 0; /* the memory stays readable, so that a second time is seen */
     fake_hold(-1);
     return 0;
@@ -197,10 +199,10 @@ int aoti_torch_get_numel(tensor *t, int64_t *out) {
     return 0;
 }
 
-/* Numbers of the generator are on the CPU, all else is not. */
+/* Numbers of the generator are on the CPU, if they are not a graph's; all else is not. */
 int aoti_torch_get_device_type(tensor *t, int32_t *out) {
     if (!is(t)) return complain("the device of a tensor that there is not");
-    *out = t->type == INT64 ? CPU : CUDA;
+    *out = t->type == INT64 && !t->of_graph ? CPU : CUDA;
     return 0;
 }
 
@@ -237,10 +239,15 @@ int aoti_torch_get_current_cuda_stream(int32_t device, void **out) {
 
 static int64_t padded(int64_t length) { return (length + ROUND - 1) / ROUND * ROUND; }
 
-#include "fake_attention.h"
-
 /* torch's generator. */
 static uint64_t generator[2] = {0x5eed, 0};
+static void draw(uint64_t drawn[2]) {
+    generator[1]++;
+    memcpy(drawn, generator, sizeof generator);
+}
+
+#include "fake_attention.h"
+
 static tensor *one(int type) { return make(type, 1, (const int64_t[]){1}); }
 
 static tensor *number(uint64_t x) {
@@ -280,12 +287,16 @@ int aoti_torch_cuda__efficient_attention_forward(tensor *q, tensor *k, tensor *v
                                                  double dropout, int64_t mask, int32_t with_lse, double *scale,
                                                  tensor **used, int64_t *window, tensor **y, tensor **lse,
                                                  tensor **seed, tensor **offset, int64_t *out_q, int64_t *out_k) {
-    work w = efficient_work(q, k, v, dropout, mask, *scale, generator);
+    uint64_t drawn[2] = {0};
+    work w = efficient_work(q, k, v, dropout, mask, *scale, drawn);
     const char *what = take_bias(&w, bias);
 
     if (what) return complain(what);
     if (used || window || mask < 0 || mask > 1 || (bias && starts_q)) return complain("what else attention takes");
-    generator[1] += dropout != 0;
+    const bool draws = dropout != 0, replayed = draws && fake_capturing();
+    if (draws && !replayed) draw(drawn);
+    *seed = number(drawn[0]), *offset = number(drawn[1]);
+    uint64_t *const numbers[] = {(uint64_t *)(void *)(*seed)->data, (uint64_t *)(void *)(*offset)->data};
     if (starts_q) {
         what = starts_k && longest_q && longest_k && q->rank == 4 && q->dim[0] == 1
                    ? take_starts(&w, *starts_q, *starts_k, *longest_q, *longest_k)
@@ -295,16 +306,16 @@ int aoti_torch_cuda__efficient_attention_forward(tensor *q, tensor *k, tensor *v
         *out_q = *longest_q, *out_k = *longest_k;
     } else {
         if (starts_k || longest_q || longest_k) return complain("what else attention takes");
-        if (forward(&w, with_lse ? padded(q->dim[1]) : 0, 3, y, lse)) return 1;
+        if (forward(&w, with_lse ? padded(q->dim[1]) : 0, 3, y, lse, replayed ? numbers : NULL)) return 1;
         *out_q = q->dim[1], *out_k = k->dim[1];
     }
-    *seed = number(generator[0]), *offset = number(generator[1]);
     return 0;
 }
 
 /* What was drawn, if something was. */
 static const char *take_numbers(const tensor *seed, const tensor *offset, uint64_t drawn[2]) {
     if (!is(seed) || !is(offset) || seed->type != INT64 || offset->type != INT64) return "what attention drew";
+    if (fake_capturing()) return NULL; /* it is read when it is there */
     memcpy(&drawn[0], seed->data, sizeof *drawn);
     memcpy(&drawn[1], offset->data, sizeof *drawn);
     return NULL;
@@ -316,7 +327,7 @@ int aoti_torch_cuda__efficient_attention_backward(tensor *dy, tensor *q, tensor 
                                                   tensor *offset, int64_t mask, int32_t with_dbias, double *scale,
                                                   int64_t *splits, int64_t *window, int32_t shared, tensor **dq,
                                                   tensor **dk, tensor **dv, tensor **dbias) {
-    uint64_t drawn[2];
+    uint64_t drawn[2] = {0};
     work w = efficient_work(q, k, v, dropout, mask, *scale, drawn);
     const char *what = take_bias(&w, bias);
 
@@ -340,7 +351,9 @@ int aoti_torch_cuda__efficient_attention_backward(tensor *dy, tensor *q, tensor 
         (*dbias)->dim[3] = keys;
         w.dbias = *dbias;
     }
-    const int failed = backward(&w, dy, y, lse, 3, padded(q->dim[1]), dq, dk, dv);
+    uint64_t *const numbers[] = {(uint64_t *)(void *)seed->data, (uint64_t *)(void *)offset->data};
+    const bool replayed = dropout > 0 && fake_capturing();
+    const int failed = backward(&w, dy, y, lse, 3, padded(q->dim[1]), dq, dk, dv, replayed ? numbers : NULL);
     if (failed && *dbias) (void)aoti_torch_delete_tensor_object(*dbias), *dbias = NULL;
     return failed;
 }
@@ -350,6 +363,7 @@ int aoti_torch_cuda__flash_attention_forward(tensor *q, tensor *k, tensor *v, te
                                              int32_t with_mask, double *scale, int64_t *left, int64_t *right,
                                              tensor **used, tensor **slopes, tensor **y, tensor **lse, tensor **drawn,
                                              tensor **unused, tensor **mask) {
+    uint64_t state[2] = {0};
     work w = {.kernel = FLASH,
               .q = as_one(q),
               .k = as_one(k),
@@ -357,17 +371,20 @@ int aoti_torch_cuda__flash_attention_forward(tensor *q, tensor *k, tensor *v, te
               .causal = causal != 0,
               .scale = *scale,
               .dropout = dropout,
-              .drawn = generator};
+              .drawn = state};
+    const bool replayed = dropout != 0 && fake_capturing();
 
     if (with_mask || left || right || used || slopes || !starts_q != !starts_k || (starts_q && q->rank != 3))
         return complain("what else flash attention takes");
     if (!starts_q && (longest_q != q->dim[1] || longest_k != k->dim[1])) return complain("lengths of attention");
     const char *what = starts_q ? take_starts(&w, *starts_q, *starts_k, longest_q, longest_k) : NULL;
     if (what) return complain(what);
-    generator[1] += dropout != 0;
-    if (starts_q ? forward_listed(&w, 1, y, lse) : forward(&w, q->dim[1], 3, y, lse)) return 1;
+    if (dropout != 0 && !replayed) draw(state);
     *drawn = make(UINT64, 1, (const int64_t[]){2});
-    memcpy((*drawn)->data, generator, sizeof generator);
+    uint64_t *const words = (uint64_t *)(void *)(*drawn)->data, *const numbers[] = {words, words + 1};
+    memcpy(words, state, sizeof state);
+    if (starts_q ? forward_listed(&w, 1, y, lse) : forward(&w, q->dim[1], 3, y, lse, replayed ? numbers : NULL))
+        return 1;
     *unused = one(UINT64), *mask = one(FLOAT32);
     return 0;
 }
@@ -395,7 +412,8 @@ int aoti_torch_cuda__flash_attention_backward(tensor *dy, tensor *q, tensor *k, 
     const char *what = listed ? take_starts(&w, starts_q, starts_k, longest_q, longest_k) : NULL;
     if (what) return complain(what);
     if (listed) return backward_listed(&w, dy, y, lse, 1, dq, dk, dv);
-    return backward(&w, dy, y, lse, 3, q->dim[1], dq, dk, dv);
+    uint64_t *const words = (uint64_t *)(void *)drawn->data, *const numbers[] = {words, draws ? words + 1 : NULL};
+    return backward(&w, dy, y, lse, 3, q->dim[1], dq, dk, dv, draws && fake_capturing() ? numbers : NULL);
 }
 
 static tensor *nothing(void) {
@@ -418,7 +436,7 @@ int aoti_torch_cuda__scaled_dot_product_cudnn_attention(tensor *q, tensor *k, te
                     .dropout = dropout};
 
     if (bias || with_mask || !longest_q || !longest_k) return complain("what else cuDNN's attention takes");
-    if (forward(&w, with_lse ? q->dim[2] : 0, cudnn_rank, y, lse)) return 1;
+    if (forward(&w, with_lse ? q->dim[2] : 0, cudnn_rank, y, lse, NULL)) return 1;
     *starts_q = nothing(), *starts_k = nothing(), *mask = nothing();
     *seed = one(FLOAT32), *offset = one(FLOAT32);
     *longest_q = q->dim[2], *longest_k = k->dim[2];
@@ -442,5 +460,5 @@ int aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward(tensor *dy, ten
     if (!is_nothing(seed) || !is_nothing(offset) || !is_nothing(bias) || !is_nothing(starts_q) || !is_nothing(starts_k))
         return complain("what else cuDNN's gradient of attention takes");
     if (longest_q != q->dim[2] || longest_k != k->dim[2]) return complain("lengths of attention");
-    return backward(&w, dy, y, lse, cudnn_rank, q->dim[2], dq, dk, dv);
+    return backward(&w, dy, y, lse, cudnn_rank, q->dim[2], dq, dk, dv, NULL);
 }

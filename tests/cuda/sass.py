@@ -35,6 +35,14 @@ def read(cubin):
     return functions(done.stdout)
 
 
+def architectures(fatbin):
+    """Those that a file has images for: [80, 90]."""
+    (cuobjdump,) = needed(tool, "cuobjdump")
+    done = subprocess.run([cuobjdump, "-lelf", Path(fatbin).resolve()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return sorted({int(number) for number in re.findall(r"\.sm_(\d+)\.cubin", done.stdout)})
+
+
 def read_all(fatbin, folder, architecture):
     """As ``read``, of the image for this architecture in a file that has some."""
     (cuobjdump,) = needed(tool, "cuobjdump")

@@ -189,6 +189,48 @@ def test_dropout_by_flash_attention(driver, fake, groups):  # noqa: F811
     assert fake.fake_attentions_by(FLASH) == before + 4
 
 
+#: What flash attention does not take is the memory-efficient kernel's: (shapes, causal, type).
+BESIDE_FLASH = {
+    "float32": (shapes(), False, torch.float32),
+    "float32, causal": (shapes(), True, torch.float32),
+    "float32, grouped": (shapes(groups=4), False, torch.float32),
+    "other widths": (shapes(value_width=16), False, BF16),
+    "other widths, causal": (shapes(value_width=24), True, BF16),
+}
+
+
+@each("case", BESIDE_FLASH, ["float32", "float32, grouped", "other widths, causal"], pytest.mark.emulated_full)
+def test_dropout_by_the_memory_efficient_kernel(driver, fake, case):  # noqa: F811
+    """Without a bias: others are dropped in each run, backward drops what forward dropped, and waits for nothing."""
+    of, later_hidden, dtype = BESIDE_FLASH[case]
+    allowed = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+
+    def some(q, k, v):
+        if k.shape[1] != 16:
+            k, v = (x[:, :, None].expand(-1, -1, 4, -1, -1).flatten(1, 2) for x in (k, v))
+        scores = q @ k.transpose(-1, -2) / 8**0.5
+        weights = (torch.where(allowed, scores, -torch.inf) if later_hidden else scores).softmax(-1)
+        return torch.nn.functional.dropout(weights, 0.25) @ v
+
+    made, tensors, dy = made_of(some, of, dtype)
+    step(made, tensors, dy)
+    plan = list(made.plans.values())[-1]
+    assert f"torch={2 if later_hidden else 1}" in plan.text() and "MaskedSoftmax" not in plan.text()
+    before, waits, held = fake.fake_attentions_by(EFFICIENT), driver.fake_waits(), driver.fake_held()
+    y, _, _, dv = step(made, tensors, dy)
+    other, *_ = step(made, tensors, dy)
+    assert fake.fake_attentions_by(EFFICIENT) == before + 4
+    assert driver.fake_waits() == waits and driver.fake_held() == held
+    assert not torch.equal(y, other)
+    sums = [(a.double() * b.double()).sum() for a, b in ((dv, tensors[2]), (y, dy))]
+    assert abs(sums[0] - sums[1]) <= 2e-2 * (y.double() * dy.double()).abs().sum()
+    k, v = (x.double().repeat_interleave(16 // x.shape[1], 1) for x in tensors[1:])
+    scores = tensors[0].double() @ k.transpose(-1, -2) / 8**0.5
+    weights = (torch.where(allowed, scores, -torch.inf) if later_hidden else scores).softmax(-1)
+    # Of the mean over all rows dropout leaves nothing.
+    assert abs((y.double() - weights @ v).mean()) < 0.01 < (y.double() - weights @ v).abs().mean()
+
+
 @each("call", [1, 2, 3, 9], [1, 9])
 def test_dropout_that_fails_is_an_error(driver, fake, call):  # noqa: F811
     """No other kernel drops the same elements."""
@@ -205,8 +247,7 @@ def test_dropout_that_fails_is_an_error(driver, fake, call):  # noqa: F811
 REFUSED = {
     "another mask": (allowed_later, shapes(), BF16),
     "float64": (attend, shapes(), torch.float64),
-    "dropout of float32": (dropped, shapes(), torch.float32),
-    "dropout, and other widths": (dropped, shapes(value_width=16), BF16),
+    "dropout of float64": (dropped, shapes(), torch.float64),
     "widths": (attend, shapes(width=9), BF16),
 }
 

@@ -184,6 +184,38 @@ def test_rows_are_those_of_the_cpu(data):
     same(case, dtype, data.draw(st.sampled_from([0, 1]), label="shift"))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_losses_of_logits_that_are_not_finite(driver, dtype):  # noqa: F811
+    """Each thread scales what it has added up where it meets a larger logit, and a block what its threads have."""
+    classes = 9000  # more than a block has at a time
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(9, classes, generator=generator).to(getattr(torch, dtype))
+    x[0] = x[0].sort().values * 20  # a larger one in each piece
+    x[1] = x[1].sort(descending=True).values * 20
+    x[2, :8500] = -torch.inf
+    x[3, 100:] = -torch.inf
+    x[4] = -torch.inf
+    x[5, 8999], x[6, 3], x[7, 0] = torch.nan, torch.inf, -torch.inf
+    x[8, :] = -torch.inf
+    x[8, 7] = torch.nan
+    labels = [0, 8999, 8999, 99, 5, 1, 4, 0, 7]
+
+    def ref(x, i):
+        return F.cross_entropy(x, i, reduction="none")
+
+    case = Case(
+        "SoftmaxCrossEntropyLoss", [t(9, classes), value(labels, "int64")], ref, resize=False, opset=13,
+        dtypes=("float32", "float64", "bfloat16"), attrs={"reduction": "none"},
+    )  # fmt: skip
+    ours = Trial(case, dtype, [x, torch.tensor(labels)]).run(training=True)
+    leaf = x.double().requires_grad_()
+    exact = ref(leaf, torch.tensor(labels))
+    tolerance = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 1e-2}[dtype]
+    torch.testing.assert_close(ours.outputs[0].double(), exact.detach(), rtol=tolerance, atol=tolerance, equal_nan=True)
+    (slope,) = torch.autograd.grad(exact, leaf, Trial(case, dtype, [x, torch.tensor(labels)]).dys[0].double())
+    torch.testing.assert_close(ours.grads[0].double(), slope, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
 @given(data=st.data())
 def test_elements_that_are_not_zero_are_those_of_the_cpu(data):
     shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 17, 65]), min_size=1, max_size=3), label="shape")
@@ -201,9 +233,10 @@ def test_elements_that_are_not_zero_are_those_of_the_cpu(data):
 # --- sums by place ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "count"), [(1, 300), (2, 1), (255, 2048), (256, 2049), (70_000, 5000)])
+@pytest.mark.parametrize(("rows", "count"), [(1, 300), (2, 1), (255, 2048), (256, 2049), (70_000, 5000), (2, 20_000)])
 def test_gradients_of_gathered_rows(driver, rows, count):  # noqa: F811
-    """Of more indices than a block sorts, by more than a digit, most of them of few rows; to the last bit, twice."""
+    """Of more indices than a block sorts, by more than a digit, most of them of few rows, of which one has more parts
+    than a block has threads; to the last bit, twice."""
     generator = torch.Generator().manual_seed(count)
     index = torch.randint(-rows, rows, (count,), generator=generator)
     index[torch.rand(count, generator=generator) < 0.5] = rows // 2

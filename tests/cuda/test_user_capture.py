@@ -9,6 +9,8 @@ from torch import nn
 from ortmodule import ORTModule, _core
 from tests.cuda.test_emulated import driver, session  # noqa: F401  (a fixture)
 from tests.cuda.test_graphs import INPUTS, ROWS, Around, Cached, Step, same
+from tests.cuda.test_torch_attention import CUDNN, EFFICIENT, FLASH, fake  # noqa: F401  (a fixture)
+from tests.passes.session import Function, export
 
 pytestmark = [
     pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed"),
@@ -205,3 +207,73 @@ def test_generators_are_not_read(capture, monkeypatch):
         y = model(x)
     with pytest.raises(RuntimeError, match="only that knows which random numbers it drew"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def attending(q, k, v, bias=None, ratio=0.0):
+    scores = q @ k.transpose(-1, -2) / 8**0.5
+    weights = (scores if bias is None else scores + bias).softmax(-1)
+    return (nn.functional.dropout(weights, ratio) if ratio else weights) @ v
+
+
+#: Attention by torch's kernels: (type, whether there is a bias, dropout, the kernel).
+ATTENTION = {
+    "cuDNN's": (torch.bfloat16, False, 0.0, CUDNN),
+    "efficient": (torch.float32, False, 0.0, EFFICIENT),
+    "flash, dropout": (torch.bfloat16, False, 0.25, FLASH),
+    "efficient, dropout": (torch.float32, False, 0.25, EFFICIENT),
+    "a bias, dropout": (torch.bfloat16, True, 0.25, EFFICIENT),
+}
+
+
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention_by_torch_is_captured(driver, fake, capture, case):  # noqa: F811
+    """Replays attend to what lies in the operands then. Torch's kernels draw anew in each, on the GPU, and backward
+    drops what forward dropped: results are linear in v. Outside of the capture they draw on the CPU as before."""
+    dtype, has_bias, ratio, kernel = ATTENTION[case]
+    torch.manual_seed(0)
+    tensors = [torch.randn(4, 16, 256, 8).to(dtype) for _ in range(3)]
+    tensors += [torch.randn(1, 16, 256, 256).to(dtype)] * has_bias
+    made = export(Function(lambda *of: attending(*of, ratio=ratio)), tensors)
+    needs, dy = [True] * len(tensors), torch.randn(4, 16, 256, 8).to(dtype)
+    made.run(tensors, needs, [True], seed=1).backward([dy])
+    held, before = driver.fake_held(), fake.fake_attentions_by(kernel)
+    with capture:
+        run = made.run(tensors, needs, [True], seed=1)
+        y, arena = run.outputs[0], run._arena
+        grads = run.backward([dy])
+    assert arena is not None
+    assert fake.fake_attentions_by(kernel) == before + 2 and driver.fake_held() == held
+    found = []
+    for _ in range(2):
+        tensors[2].normal_(), dy.normal_()
+        capture.replay()
+        found.append((y.clone(), tensors[2].clone()))
+        pairs = [(grads[2], tensors[2]), (y, dy)]
+        sums = [(a.double() * b.double()).sum() for a, b in pairs]
+        assert abs(sums[0] - sums[1]) <= 2e-2 * (y.double() * dy.double()).abs().sum()
+        if not ratio:
+            exact = attending(*(x.double() for x in tensors))
+            assert (y.double() - exact).abs().max() <= 2e-2
+    capture.replay()
+    assert torch.equal(y, found[1][0]) == (not ratio), "the same elements are dropped in two replays"
+    waits = driver.fake_waits()
+    run = made.run(tensors, needs, [True], seed=1)
+    dv = run.backward([dy])[2]
+    sums = [(a.double() * b.double()).sum() for a, b in ((dv, tensors[2]), (run.outputs[0], dy))]
+    assert abs(sums[0] - sums[1]) <= 2e-2 * (run.outputs[0].double() * dy.double()).abs().sum()
+    assert driver.fake_waits() == waits
+
+
+def test_backward_outside_of_the_capture_drops_what_a_replay_dropped(driver, fake, capture):  # noqa: F811
+    """The numbers are on the GPU alone: the host waits for them, and takes none that it knows of an earlier run."""
+    torch.manual_seed(0)
+    tensors = [torch.randn(4, 16, 256, 8) for _ in range(3)]
+    made = export(Function(lambda *of: attending(*of, ratio=0.25)), tensors)
+    dy = torch.randn(4, 16, 256, 8)
+    made.run(tensors, [True] * 3, [True], seed=1).backward([dy])
+    with capture:
+        run = made.run(tensors, [True] * 3, [True], seed=1)
+    capture.replay()
+    dv = run.backward([dy])[2]
+    sums = [(a.double() * b.double()).sum() for a, b in ((dv, tensors[2]), (run.outputs[0], dy))]
+    assert abs(sums[0] - sums[1]) <= 2e-2 * (run.outputs[0].double() * dy.double()).abs().sum()

@@ -18,26 +18,26 @@ DTYPES_TESTED = [F32, F64, pytest.param(BF16, marks=needs_bf16)]
 ROWS, WIDTH, CLASSES = 1300, 12, 1024
 
 
-def loss_of(reduction="mean", ignored=True, bias=True, weighted=False, smoothing=0.0):
+def loss_of(reduction="mean", ignored=True, bias=True, weighted=False, smoothing=0.0, classes=CLASSES):
     """Of h [2, rows / 2, width], a weight, a bias and labels."""
 
     def compute(h, weight, *rest):
         labels = rest[-1]
         logits = nn.functional.linear(h, weight, rest[0] if bias else None)
-        weights = torch.linspace(0.1, 2, CLASSES, dtype=h.dtype) if weighted else None
+        weights = torch.linspace(0.1, 2, classes, dtype=h.dtype) if weighted else None
         how = {"reduction": reduction, "ignore_index": -100 if ignored else 7, "label_smoothing": smoothing}
-        return nn.functional.cross_entropy(logits.view(-1, CLASSES), labels, weights, **how)
+        return nn.functional.cross_entropy(logits.view(-1, classes), labels, weights, **how)
 
     return Function(compute)
 
 
-def operands(dtype, bias=True, ignored=0.3):
+def operands(dtype, bias=True, ignored=0.3, rows=ROWS, classes=CLASSES):
     generator = torch.Generator().manual_seed(0)
-    h = torch.randn(2, ROWS // 2, WIDTH, generator=generator, dtype=F64)
-    weight = torch.randn(CLASSES, WIDTH, generator=generator, dtype=F64) / 2
-    labels = torch.randint(0, CLASSES, (ROWS,), generator=generator)
-    labels[torch.rand(ROWS, generator=generator) < ignored] = -100
-    floats = [h, weight, *([torch.randn(CLASSES, generator=generator, dtype=F64)] if bias else [])]
+    h = torch.randn(2, rows // 2, WIDTH, generator=generator, dtype=F64)
+    weight = torch.randn(classes, WIDTH, generator=generator, dtype=F64) / 2
+    labels = torch.randint(0, classes, (rows,), generator=generator)
+    labels[torch.rand(rows, generator=generator) < ignored] = -100
+    floats = [h, weight, *([torch.randn(classes, generator=generator, dtype=F64)] if bias else [])]
     return [*(x.to(dtype) for x in floats), labels]
 
 
@@ -131,7 +131,7 @@ WEIGHED = {
     "masked": lambda each, labels: (each * kept(each, labels)).sum() / kept(each, labels).sum(),
     "of sequences": lambda each, labels: (each.view(2, -1).sum(1) / kept(each, labels).view(2, -1).sum(1)).mean(),
     "some": lambda each, labels: 2 * each[100:900:2].mean() - each.view(2, -1)[0].sum() / 7,
-    "chosen": lambda each, labels: torch.where(labels > 500, each, torch.zeros_like(each)).mean(),
+    "chosen": lambda each, labels: torch.where(labels % 5 > 2, each, torch.zeros_like(each)).mean(),
 }
 
 

@@ -107,6 +107,34 @@ def test_plan():
     assert least_bytes(found.kernels, found.kept) == [160 + 64, 48, 48 + 16 + 8]
 
 
+#: A linear layer's loss over 5000 rows of 1024 classes, in two parts of 2560 rows at most: with a bias, and without.
+LOSS = """\
+input %0 h bfloat16[5000, 8] grad
+input %1 w bfloat16[1024, 8] grad
+input %2 labels int64[5000]
+input %3 b bfloat16[1024] grad
+%4, %5, %6, %7 = LinearCrossEntropy(%0 h, %1 w, %2 labels, {}) float32[], float32[5000, 8], float32[1024, 8]{}
+output %4
+grad %0 h <- %5
+grad %1 w <- %6
+"""
+
+
+def test_loss_of_a_linear_layer():
+    """By hand: the logits are written, read by the loss and for their gradient in float32, whose 16 bits are written
+    once and read by two products. A bias is filled in and added to, and its gradient written and read in float32."""
+    (plain,) = roofline_plan.Account(LOSS.format("-", ""), {4: 0}).kernels
+    (biased,) = roofline_plan.Account(LOSS.format("%3 b", ", float32[1024]") + "grad %3 b <- %7", {4: 0}).kernels
+    once = 2 * 5000 * 8 + 2 * 1024 * 8 + 8 * 5000 + 4 + 4 * 5000 * 8 + 4 * 1024 * 8  # operands and results
+    again = 2 * 5000 * 8 + 3 * 2 * 1024 * 8 + 2 * 4 * 1024 * 8  # hidden states, the weight, its gradient
+    logits = 5000 * 1024
+    assert plain.bytes == once + again + logits * (4 + 4 + 4 + 2 + 2 * 2)
+    assert biased.bytes - plain.bytes == logits * (4 + 4 + 4 + 4) + 2 * 1024 + 4 * 1024
+    assert plain.flops == biased.flops == 3 * 2 * logits * 8
+    assert (plain.count, biased.count) == (2 + 2 * 5, 2 + 2 * 7)
+    assert roofline_plan.chunk_rows(2, 5000, 1024) == 2560
+
+
 def test_page():
     kernel = {"name": "Cast", "kind": "stream", "count": 2, "bytes": 8 * 10**9, "least": 10**9, "flops": 0.0,
               "seconds": 4e-3}  # fmt: skip
@@ -114,6 +142,7 @@ def test_page():
     optimizer = dict(kernel, name="AdamW", bytes=28 * 10**7, least=28 * 10**7, seconds=0.0)  # of 10**7 parameters
     columns = {name: {"kernels": [slow, optimizer], "peak": 10**9} for name in roofline_page.ORDER}
     columns["eager"] = {"kernels": [kernel], "peak": 10**9}
+    columns["ours"] = dict(columns["ours"], alive={"activation Add": 25 * 10**7, "workspace Loss": 5 * 10**8})
     page = roofline_page.page({"llama-1b": {"title": "Llama", "samples": 4, "columns": columns}})
     assert (
         "| `llama-1b` | 8.0 | 4.0 | 8.0 | 0.50 **below** | 1.00 | 1.0, 1.0 | 100% **above** (16%) | 66.8, 96.9 |"
@@ -121,8 +150,50 @@ def test_page():
     )
     assert "| Cast | 2 | 8.00 | 1.00 | 0.00 | 8.00 |" in page
     assert f"| Operator | `llama-1b` |\n| --- | ---: |\n| Cast | {7e12 / roofline_account.BANDWIDTH:.1f} |" in page
-    assert "`llama-1b` 0.50 predicted, 1.45 measured" in page
+    assert "`llama-1b` 0.50 predicted, 1.45 on the H100, 1.36 on the H200" in page
+    assert "`llama-1b` 1.00 predicted, 1.05 on the H200" in page
+    assert "| `llama-1b` | ours | 8.0 | 66.8 | 63.5 | 1.0 | 26 | 26.1 |" in page
+    assert "| `llama-1b` | 0.2 | 0.8, 0.8 | 100% | workspace Loss 0.50, activation Add 0.25 |" in page
+    assert "cannot be met" not in page and "Copies of gradients: none in any row" in page
 
+
+def test_rows_that_cannot_meet_the_memory():
+    kernel = {"name": "AdamW", "kind": "other", "count": 1, "bytes": 28 * 10**9, "least": 28 * 10**9, "flops": 0.0,
+              "seconds": 1e-3}  # fmt: skip
+    copy = dict(kernel, name=roofline_page.COPIED, bytes=2 * 10**9)
+    columns = {name: {"kernels": [kernel, copy], "peak": 20 * 10**9} for name in roofline_page.ORDER}
+    page = roofline_page.page({"llama-1b": {"title": "Llama", "samples": 4, "columns": columns}})
+    assert "65% of eager's peak cannot be met by `llama-1b` (80%)" in page
+    assert "`llama-1b` 1 (2.00 GB moved)" in page
+
+
+def test_table_of_kernels():
+    """Equal kernels of a step are one line."""
+    one = {"name": "Cast", "kind": "stream", "count": 1, "bytes": 8, "least": 6, "flops": 0.0, "seconds": 2e-6}
+    columns = {name: {"kernels": [one, dict(one), dict(one, bytes=9)]} for name in roofline_page.ORDER}
+    lines = roofline_page.kernels({"columns": columns}).splitlines()
+    assert lines[1:3] == ['"ours","Cast",stream,2,1,8,6,0,2.00', '"ours","Cast",stream,1,1,9,6,0,2.00']
+    assert len(lines) == 1 + 2 * 4
+
+
+#: Attention by torch's kernel, whose result is copied; a gradient that was made elsewhere, and is copied.
+COPIES = """\
+input %0 q bfloat16[2, 8, 4, 16] grad
+%1, %2 = FusedAttention(%0 q, %0 q, %0 q, scale=0.5, torch=1) bfloat16[2, 8, 4, 16], float32[2, 8, 4, 2]
+%3 = Contiguous(%1) bfloat16[2, 8, 4, 16]
+output %1
+grad %0 q <- %3
+"""
+
+
+def test_copies():
+    found = roofline_plan.Account(COPIES, {1: 0, 3: 1}).kernels
+    size = 2 * 2 * 8 * 4 * 16
+    assert [(k.name, k.bytes, k.count) for k in found[1:]] == [
+        ("attention's results copied", 2 * size, 2), ("Contiguous, of a gradient", 2 * size, 1),
+    ]  # fmt: skip
+    (ours, _) = roofline_plan.Account(COPIES.replace("torch=1", "safe=1"), {1: 0, 3: 1}).kernels
+    assert ours.name == "FusedAttention"
 
 def test_other_builds_are_refused(monkeypatch):
     monkeypatch.setattr(roofline_plan._core, "emulated", False, raising=False)

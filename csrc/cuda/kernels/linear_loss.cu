@@ -7,6 +7,9 @@
  * time only of operands whose extents are multiples of it, too. */
 #include "cuda/kernels/loss.h"
 
+#define AT_ONCE ROW_PIECE
+#include "cuda/kernels/pieces.h"
+
 typedef struct bias_args {
     const void *bias;
     void *logits, *out; /* [rows, line]; the bias's gradient */
@@ -14,6 +17,8 @@ typedef struct bias_args {
     int64_t rows, classes, line;
     int32_t type, sums, first, last;
 } bias_args;
+
+enum { COLUMNS = 64, LANES = 32 }; /* of a block that adds up columns: of them, and rows that it reads at a time */
 
 #ifdef ORT_HOST
 #include "cuda/kernels/product.h"
@@ -26,9 +31,8 @@ kernel_fn linear_cross_entropy_cuda, linear_cross_entropy_grad_cuda;
 size_t linear_cross_entropy_cuda_workspace(const node *n);
 size_t linear_cross_entropy_grad_cuda_workspace(const node *n);
 
-/* So many that reading and writing the weight's gradient once a chunk does not count; and classes from which on three
- * products more are the smaller cost. */
-enum { CHUNK_ROWS = 1024, PLACE = 256, LINE = 8, MANY_CLASSES = 512 };
+/* MANY_CLASSES: from which on three products more are the smaller cost. */
+enum { PLACE = 256, LINE = LINEAR_LOSS_LINE, MANY_CLASSES = 512 };
 
 /* What the workspace is made of, in this order. */
 typedef enum place { AT_BLAS, AT_DIVISOR, AT_LOSSES, AT_LSE, AT_DBIAS, AT_LOGITS, AT_NARROW, PLACES } place;
@@ -37,12 +41,11 @@ typedef struct linear {
     const tensor *hidden, *weight, *bias; /* bias: NULL where there is none */
     const tensor *to;                     /* the gradients of these three; any may be absent */
     dtype type, sums;
-    int64_t samples, width, classes, line;
-    void *at[PLACES]; /* NULL when nothing runs */
+    int64_t samples, width, classes, line, chunk; /* chunk: rows */
+    void *at[PLACES];                             /* NULL when nothing runs */
 } linear;
 
 static dtype sum_type(dtype type) { return type == F64 ? F64 : F32; }
-static int64_t line_of(int64_t classes) { return (classes + LINE - 1) / LINE * LINE; }
 static const tensor *operand(const call *k, int i) {
     return i < k->n_in && tensor_present(&k->in[i]) ? &k->in[i] : NULL;
 }
@@ -53,7 +56,7 @@ static void *moved(const void *data, int64_t elements, dtype type) {
 
 /* Bytes of the places; returns all of them. */
 static size_t measure(dtype type, int64_t samples, int64_t width, int64_t classes, size_t bytes[PLACES]) {
-    const int64_t rows = samples < CHUNK_ROWS ? samples : CHUNK_ROWS, line = line_of(classes);
+    const int64_t rows = linear_loss_chunk(type, samples, classes), line = linear_loss_line(classes);
     const int64_t most = rows > width ? rows : width; /* results have classes x this, or rows x width elements */
     size_t all = 0;
 
@@ -91,9 +94,10 @@ static linear linear_of(const call *k, int hidden, int bias, const tensor *to) {
                 .samples = h->shape.dim[0],
                 .width = h->shape.dim[1],
                 .classes = w->shape.dim[0],
-                .line = line_of(w->shape.dim[0])};
+                .line = linear_loss_line(w->shape.dim[0])};
     size_t bytes[PLACES], at = 0;
 
+    l.chunk = linear_loss_chunk(l.type, l.samples, l.classes);
     (void)measure(l.type, l.samples, l.width, l.classes, bytes);
     for (int i = 0; i < PLACES; at += bytes[i++]) l.at[i] = k->work ? (char *)k->work + at : NULL;
     return l;
@@ -146,7 +150,7 @@ static bias_args bias_of(const linear *l, int64_t from, int64_t rows) {
 }
 
 static status compute_logits(ctx *c, const call *k, const linear *l, int64_t from, int64_t rows) {
-    static kernel fill = {.name = "linear_loss_fill"};
+    static kernel fill[DTYPE_COUNT] = {[F32] = {"linear_loss_fill_f32"}, [F64] = {"linear_loss_fill_f64"}};
     gemm g = product_of(l, rows, l->classes, l->width);
 
     g.a = moved(l->hidden->data, from * l->width, l->type), g.a_row = l->width, g.a_col = 1;
@@ -156,14 +160,14 @@ static status compute_logits(ctx *c, const call *k, const linear *l, int64_t fro
         bias_args a = bias_of(l, from, rows);
         a.bias = l->bias->data;
         g.beta = 1;
-        TRY(cuda_launch(c, k, &fill, geometry_over(rows * l->classes, 256 * 4, 256), &a));
+        TRY(cuda_launch(c, k, &fill[l->sums], geometry_over(rows * (l->line / ROW_PIECE), 256 * 2, 256), &a));
     }
     return run_product(c, k, l, &g, CLASSES_N);
 }
 
 /* What the gradient of a chunk's logits adds to those of the operands. */
 static status spread_gradient(ctx *c, const call *k, const linear *l, int64_t from, int64_t rows) {
-    static kernel columns = {.name = "linear_loss_columns"};
+    static kernel columns[DTYPE_COUNT] = {[F32] = {"linear_loss_columns_f32"}, [F64] = {"linear_loss_columns_f64"}};
     const void *gradient = l->at[l->sums == l->type ? AT_LOGITS : AT_NARROW];
 
     if (tensor_present(&l->to[0])) {
@@ -184,7 +188,8 @@ static status spread_gradient(ctx *c, const call *k, const linear *l, int64_t fr
     if (tensor_present(&l->to[2])) {
         bias_args a = bias_of(l, from, rows);
         a.out = l->to[2].data;
-        TRY(cuda_launch(c, k, &columns, geometry_over(l->classes, 64, 64), &a));
+        const geometry g = geometry_over((l->classes + COLUMNS - 1) / COLUMNS, 1, COLUMNS / ROW_PIECE * LANES);
+        TRY(cuda_launch(c, k, &columns[l->sums], g, &a));
     }
     return OK;
 }
@@ -194,9 +199,9 @@ static status each_chunk(ctx *c, const call *k, const linear *l, const loss_args
     const bool gradients = tensor_present(&l->to[0]) || tensor_present(&l->to[1]) || tensor_present(&l->to[2]);
     const bool narrow = l->sums != l->type;
 
-    for (int64_t from = 0; from < l->samples; from += CHUNK_ROWS) {
+    for (int64_t from = 0; from < l->samples; from += l->chunk) {
         loss_args chunk = *all;
-        chunk.samples = l->samples - from < CHUNK_ROWS ? l->samples - from : CHUNK_ROWS;
+        chunk.samples = l->samples - from < l->chunk ? l->samples - from : l->chunk;
         chunk.x = l->at[AT_LOGITS];
         chunk.line = l->line;
         chunk.labels = moved(all->labels, from, (dtype)all->label_type);
@@ -253,20 +258,59 @@ status linear_cross_entropy_grad_cuda(ctx *c, const call *k) {
 #endif
 
 #ifdef ORT_DEVICE
-KERNEL(linear_loss_fill, bias_args) {
-    FOR_EACH(i, a.rows * a.classes) {
-        const int64_t row = quotient(i, a.classes), column = i - row * a.classes;
-        set_number(a.logits, a.sums, row * a.line + column, number_f64(a.bias, a.type, column));
+/* A piece of a line from `first` on becomes the bias; behind the last class zeros, which nothing reads. Then the columns
+ * of a gradient: a block adds up COLUMNS of all rows in float64, each of its lanes every LANES-th row, and chunks add up in
+ * their order. Lines begin on 16 bytes. */
+#define BIAS_KERNELS(A, suffix, TYPE, TAKE, WRITE, READ_PIECES)                                                        \
+    KERNEL(linear_loss_fill_##suffix, bias_args) {                                                                     \
+        const int64_t pieces = a.line / AT_ONCE;                                                                       \
+        FOR_EACH(i, a.rows * pieces) {                                                                                 \
+            const int64_t first = (i - quotient(i, pieces) * pieces) * AT_ONCE;                                        \
+            A x[AT_ONCE];                                                                                              \
+            TAKE(a.bias, a.type, first, 0, a.classes, x);                                                              \
+            WRITE(a.logits, TYPE, i * AT_ONCE, x);                                                                     \
+        }                                                                                                              \
+    }                                                                                                                  \
+    DEVICE void add_rows_##suffix(const bias_args *a, int64_t row, int64_t first, double total[AT_ONCE]) {             \
+        for (; row < a->rows; row += LANES * PIECES_OF(TYPE)) {                                                        \
+            A x[PIECES_OF(TYPE)][AT_ONCE];                                                                             \
+            int64_t at[PIECES_OF(TYPE)];                                                                               \
+            uint32_t there = 0;                                                                                        \
+            UNROLL for (int k = 0; k < PIECES_OF(TYPE); k++) {                                                         \
+                at[k] = (row + k * LANES) * a->line + first;                                                           \
+                there |= (uint32_t)(row + k * LANES < a->rows && first < a->line) << k;                                \
+            }                                                                                                          \
+            READ_PIECES(a->logits, TYPE, at, there, x);                                                                \
+            UNROLL for (int k = 0; k < PIECES_OF(TYPE); k++) {                                                         \
+                UNROLL for (int j = 0; j < AT_ONCE; j++) total[j] += (double)x[k][j];                                  \
+            }                                                                                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
+    KERNEL(linear_loss_columns_##suffix, bias_args) {                                                                  \
+        SHARED(double, totals, COLUMNS *LANES);                                                                        \
+        const int lane = threadIdx.x / (COLUMNS / AT_ONCE), own = threadIdx.x % (COLUMNS / AT_ONCE) * AT_ONCE;         \
+        FOR_BLOCKS(task, (a.classes + COLUMNS - 1) / COLUMNS) {                                                        \
+            double total[AT_ONCE] = {0};                                                                               \
+            add_rows_##suffix(&a, lane, task * COLUMNS + own, total);                                                  \
+            UNROLL for (int j = 0; j < AT_ONCE; j++) totals[lane * COLUMNS + own + j] = total[j];                      \
+            __syncthreads();                                                                                           \
+            give_columns(&a, task, totals);                                                                            \
+            __syncthreads();                                                                                           \
+        }                                                                                                              \
+    }
+
+/* What the lanes have added up, behind what the chunks before have. */
+DEVICE void give_columns(const bias_args *a, int64_t task, const double *totals) {
+    FOR_THREADS(i, COLUMNS) {
+        const int64_t column = task * COLUMNS + i;
+        if (column >= a->classes) continue;
+        double total = a->first ? 0 : a->total[column];
+        for (int lane = 0; lane < LANES; lane++) total += totals[lane * COLUMNS + i];
+        a->total[column] = total;
+        if (a->last) set_number(a->out, a->sums, column, total);
     }
 }
 
-/* A thread has a column; chunks add up in their order. */
-KERNEL(linear_loss_columns, bias_args) {
-    FOR_EACH(column, a.classes) {
-        double total = a.first ? 0 : a.total[column];
-        for (int64_t row = 0; row < a.rows; row++) total += number_f64(a.logits, a.sums, row * a.line + column);
-        a.total[column] = total;
-        if (a.last) set_number(a.out, a.sums, column, total);
-    }
-}
+BIAS_KERNELS(float, f32, F32, take_float, write_as_float, read_pieces_float)
+BIAS_KERNELS(double, f64, F64, take_double, write_double, read_pieces_double)
 #endif

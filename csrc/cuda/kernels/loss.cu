@@ -1,6 +1,7 @@
 /* loss.cu -- twin of ops/losses/loss.c: CrossEntropy, Nll and their gradients.
  *
- * A block has a sample: its classes are `inner` apart, and a thread takes eight neighbours at a time. Losses of samples are
+ * A block has a sample: its classes are `inner` apart, and a thread takes eight neighbours at a time, once: it adds up
+ * exponentials as it looks for the maximum. Losses of samples are
  * kept in float64, and a single block adds them up: their order depends on their number alone. A label that is no class is
  * reported, and makes NaN. */
 #ifndef T
@@ -177,6 +178,19 @@ DEVICE void NAME(take)(const loss_args *a, int64_t sample, int64_t i, int64_t be
     }
 }
 
+/* What is taken from numbers of which x is the largest: nothing, where all are -inf, so that they count 0. */
+DEVICE A NAME(finite)(A x) { return x == -(A)INFINITY ? 0 : x; }
+
+/* A thread's next elements: `total` is the sum of exp(x - most) of all so far, and scaled anew where there is a larger one. */
+DEVICE void NAME(add_exponentials)(int64_t i, int64_t begin, int64_t end, const A x[AT_ONCE], A *most, A *total) {
+    A high = *most;
+    EACH_OF(j, i, begin, end) high = x[j] > high ? x[j] : high;
+    const A by = NAME(finite)(high);
+    *total *= EXP(*most - by);
+    EACH_OF(j, i, begin, end) *total += EXP(x[j] - by);
+    *most = high;
+}
+
 KERNEL(NAME(cross_entropy), loss_args) {
     FOR_BLOCKS(sample, a.samples) {
         const int64_t begin = begin_of(&a, sample), end = begin + a.classes;
@@ -194,26 +208,23 @@ KERNEL(NAME(cross_entropy), loss_args) {
             }
             continue;
         }
+        NOT_UNROLLED FOR_PIECES(i, begin, end) {
+            NAME(take)(&a, sample, i, begin, x);
+            NAME(add_exponentials)(i, begin, end, x, &most, &total);
+        }
+        const A own = most;
+        most = MOST(most);
+        total = SUM(total * EXP(own - NAME(finite)(most)));
         double shares = 0, shared = 0;
-        NOT_UNROLLED for (int pass = 0; pass < (a.smoothing > 0 ? 3 : 2); pass++) {
-            FOR_PIECES(i, begin, end) {
-                if (pass == 0 || many) NAME(take)(&a, sample, i, begin, x);
-                if (pass == 0) {
-                    EACH_OF(j, i, begin, end) most = x[j] > most ? x[j] : most;
-                } else if (pass == 1) {
-                    EACH_OF(j, i, begin, end) total += EXP(x[j] - most);
-                } else {
-                    EACH_OF(j, i, begin, end) {
-                        const double share = share_of(&a, i + j - begin);
-                        shares += share;
-                        shared += share * (double)(x[j] - most);
-                    }
+        if (a.smoothing > 0) {
+            NOT_UNROLLED FOR_PIECES(i, begin, end) {
+                if (many) NAME(take)(&a, sample, i, begin, x);
+                EACH_OF(j, i, begin, end) {
+                    const double share = share_of(&a, i + j - begin);
+                    shares += share;
+                    shared += share * (double)(x[j] - most);
                 }
             }
-            if (pass == 0) most = MOST(most);
-            else if (pass == 1) total = SUM(total);
-        }
-        if (a.smoothing > 0) {
             shares = block_sum_f64(shares);
             shared = block_sum_f64(shared);
         }

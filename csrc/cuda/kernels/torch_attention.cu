@@ -298,58 +298,47 @@ static status copy_result(ctx *c, const call *k, const attention_call *a, int i,
     return cuda_launch(c, k, aligned ? &wide : &narrow, geometry_rows(l.rows, l.width), &l);
 }
 
-/* The two numbers that the memory-efficient kernel drew by, which are on the CPU; NULL: they are not. */
-static const void *number_drawn(const attention_call *a, int i) {
-    const torch_lib *t = a->call.t;
-    int32_t type;
-    void *data;
-
-    if (t->aoti_torch_get_device_type(a->call.out[i], &type) || type != t->aoti_torch_device_type_cpu()) return NULL;
-    return t->aoti_torch_get_data_ptr(a->call.out[i], &data) ? NULL : data;
-}
-
-/* Where it is, the state that elements were drawn by. */
-static const void *state_drawn(const attention_call *a) {
-    const shape two = SHAPE(2);
-    const int64_t one = 1;
-    if (!a->biased) return torch_tensor_data(a->call.t, a->call.out[2], &two, &one);
-    return number_drawn(a, 3) ? number_drawn(a, 2) : NULL;
-}
-
 static attention_drawn drawn_by(const call *k, const void *place) {
     return (attention_drawn){place, k->seed, node_int(k->node, "key")};
 }
 
-static status keep_numbers(ctx *c, const call *k, const attention_call *a) {
+static status keep_drawn(ctx *c, const call *k, const attention_call *a, const attention_drawn_at *d) {
     const attention_drawn of = drawn_by(k, k->out[2].data);
-    uint64_t words[2];
+    uint64_t words[2], *to = k->out[2].data;
 
-    for (int i = 0; i < 2; i++) memcpy(&words[i], number_drawn(a, 2 + i), sizeof words[i]);
-    attention_drawn_keep(&of, words);
-    for (int i = 0; i < 2; i++) TRY(cuda_set_u64(c, k->cuda, (uint64_t *)k->out[2].data + i, words[i]));
+    if (!d->there) {
+        for (int i = 0; i < 2; i++) memcpy(&words[i], d->number[i], sizeof words[i]);
+        attention_drawn_keep(&of, words);
+        for (int i = 0; i < 2; i++) TRY(cuda_set_u64(c, k->cuda, &to[i], words[i]));
+        return OK;
+    }
+    if (!attention_draws_numbers(a)) return cuda_copy_bytes(c, k, to, d->number[0], 2 * sizeof *to);
+    attention_drawn_forget(&of);
+    for (int i = 0; i < 2; i++) TRY(cuda_copy_bytes(c, k, &to[i], d->number[i], sizeof *to));
     return OK;
 }
 
-/* What it keeps of the rows; and of the numbers that it drew. */
-static status keep(ctx *c, const call *k, const attention_call *a, sums_args *sums, const void *drawn) {
+/* What it keeps of the rows; and of the numbers that it drew, if `d` is not NULL. */
+static status keep(ctx *c, const call *k, const attention_call *a, sums_args *sums, const attention_drawn_at *d) {
     static kernel stats = {.name = "attention_stats"};
-    if (drawn && a->biased) TRY(keep_numbers(c, k, a));
-    else if (drawn) TRY(cuda_copy_bytes(c, k, k->out[2].data, drawn, 2 * sizeof(uint64_t)));
+    if (d) TRY(keep_drawn(c, k, a, d));
     return a->kept ? cuda_launch(c, k, &stats, over_rows(sums), sums) : OK;
 }
 
 static status forward_by(ctx *c, const call *k, attention_call *a, const attention_kernel *f, bool *done) {
+    const bool draws = wanted(k, 2);
     int64_t stride[MAX_RANK];
+    attention_drawn_at d;
 
     if (!give(a, k, f) || f->forward(a)) return OK;
     sums_args sums = sums_of(k, a, f, NULL, a->kept ? k->out[1].data : NULL);
     const shape of_sums = sums_shape(&sums, 3);
     stride_contiguous(&of_sums, stride);
     sums.sums = a->kept ? (float *)(uintptr_t)torch_tensor_data(a->call.t, a->call.out[1], &of_sums, stride) : NULL;
-    const void *drawn = wanted(k, 2) ? state_drawn(a) : NULL;
-    if (!result(a, 0, &k->out[0].shape, f) || (a->kept && !sums.sums) || (wanted(k, 2) && !drawn)) return OK;
+    if (!result(a, 0, &k->out[0].shape, f) || (a->kept && !sums.sums) || (draws && !attention_drawn_where(a, &d)))
+        return OK;
     TRY(copy_result(c, k, a, 0, f, false, &k->out[0]));
-    TRY(keep(c, k, a, &sums, drawn));
+    TRY(keep(c, k, a, &sums, draws ? &d : NULL));
     *done = true;
     return OK;
 }
@@ -385,22 +374,27 @@ status torch_attention_forward(ctx *c, const call *k, bool *done) {
 }
 
 /* The state that forward drew elements by. The memory-efficient kernel wants it on the CPU: where it is not known there any
- * more, the host waits for the GPU. */
+ * more, the host waits for the GPU. While a graph is captured it wants it on the GPU, where forward has left it, too. */
 static status give_drawn(ctx *c, const call *k, attention_call *a, uint64_t words[2], bool *given) {
     const int64_t one = 1;
+    uint64_t *there = k->in[DRAWN].data;
     aten *in = a->call.in;
+    bool captured;
 
     *given = true;
     if (a->ratio == 0) return OK;
-    if (!a->biased) {
+    if (!attention_draws_numbers(a)) {
         in[ATTENTION_DRAWN] = torch_words_there(a->call.t, k->cuda->device, k->in[DRAWN].data, 2);
         *given = in[ATTENTION_DRAWN];
         return OK;
     }
-    const attention_drawn of = drawn_by(k, k->in[DRAWN].data);
-    if (!attention_drawn_find(&of, words)) TRY(cuda_download(c, k->cuda, words, k->in[DRAWN].data, 2 * sizeof *words));
-    in[ATTENTION_SEED] = torch_tensor(a->call.t, I64, &words[0], 1, &one, &one);
-    in[ATTENTION_OFFSET] = torch_tensor(a->call.t, I64, &words[1], 1, &one, &one);
+    const attention_drawn of = drawn_by(k, there);
+    TRY(cuda_is_captured(c, k->cuda, &captured));
+    if (!captured && !attention_drawn_find(&of, words)) TRY(cuda_download(c, k->cuda, words, there, 2 * sizeof *words));
+    for (int i = 0; i < 2; i++)
+        in[ATTENTION_SEED + i] = captured
+                                     ? torch_tensor_there(a->call.t, k->cuda->device, I64, &there[i], 1, &one, &one)
+                                     : torch_tensor(a->call.t, I64, &words[i], 1, &one, &one);
     *given = in[ATTENTION_SEED] && in[ATTENTION_OFFSET];
     return OK;
 }

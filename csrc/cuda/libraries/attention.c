@@ -75,8 +75,12 @@ static int flash_backward(attention_call *a) {
 
 /* --- the memory-efficient one --------------------------------------------------------------------------------------- */
 
+bool attention_draws_numbers(const attention_call *a) {
+    return a->biased || !dtype_is_narrow(a->type) || a->width != a->value_width;
+}
+
 static bool efficient_takes(const attention_call *a) {
-    return a->type != F64 && a->heads == a->groups && (a->ratio == 0 || a->biased);
+    return a->type != F64 && a->heads == a->groups && (a->ratio == 0 || (attention_draws_numbers(a) && !a->listed));
 }
 
 static const aten *bias(const attention_call *a) { return a->biased ? &a->call.in[ATTENTION_BIAS] : NULL; }

@@ -2,9 +2,10 @@
  * memory-efficient one.
  *
  * Each leaves y and, of each row, the log of the sum of its exponentials, so backward may take another than forward did;
- * but not where elements are dropped: there only flash attention is asked, or with a bias the memory-efficient kernel. cuDNN's backward adds in any order; that of
- * flash attention adds in one order where torch is told to (torch.use_deterministic_algorithms), the memory-efficient
- * one always does, with a single split of the keys. These two take sequences of different lengths, too. */
+ * but not where elements are dropped: there only flash attention is asked, or, of what that does not take, the
+ * memory-efficient kernel. cuDNN's backward adds in any order; that of flash attention adds in one order where torch is
+ * told to (torch.use_deterministic_algorithms), the memory-efficient one always does, with a single split of the keys.
+ * These two take sequences of different lengths, too. */
 #ifndef ORT_CUDA_ATTENTION_LIBRARY_H
 #define ORT_CUDA_ATTENTION_LIBRARY_H
 
@@ -22,10 +23,11 @@ enum {
     ATTENTION_STARTS_Q, /* int32 [batch + 1] where each sequence's rows begin; the last: where they end */
     ATTENTION_STARTS_K,
     ATTENTION_BIAS, /* [B, H, Q, K] in the type of the queries; its rows lie on 16 bytes */
-    ATTENTION_SEED, /* of the memory-efficient kernel, which has it, and where in torch's generator it was, on the CPU */
+    ATTENTION_SEED, /* of the memory-efficient kernel, with the place in torch's generator: on the CPU, or, while a graph
+                       is captured, on the GPU */
     ATTENTION_OFFSET
 }; /* of call.in */
-/* Of call.out, forward: y, sums, drawn (a state of random numbers; of the memory-efficient kernel two numbers on the CPU);
+/* Of call.out, forward: y, sums, drawn (a state of random numbers; of the memory-efficient kernel two numbers);
  * backward: the gradients of q, k, v, and the bias, [B, H, Q, K] with rows that may be longer. */
 
 typedef struct attention_call {
@@ -52,6 +54,9 @@ typedef struct attention_kernel {
     int (*backward)(attention_call *a);
 } attention_kernel;
 
+/* Whether, with dropout, the memory-efficient kernel is the one that is asked: flash attention takes no biases, 16-bit
+ * floats alone, and values as wide as keys. */
+bool attention_draws_numbers(const attention_call *a);
 /* The next behind `f`, NULL the first, that takes this call and has not failed; NULL: there is no further one. */
 const attention_kernel *attention_kernel_next(const attention_call *a, const attention_kernel *f);
 /* It has failed. After the second time it is not asked again for calls of this form, and the user is told once

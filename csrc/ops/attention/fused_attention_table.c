@@ -78,18 +78,20 @@ bool fused_attention_flash(const graph *g, dtype type, int64_t width, int64_t va
     return g->cuda && dtype_is_narrow(type) && width == value_width && torch_has_flash_attention();
 }
 
-static bool by_torch_there(const graph *g, dtype type, torch_attention keys, const shape *scores, int64_t width,
-                           int64_t value_width, bool dropout, bool paying) {
+/* With dropout flash attention is asked where it can be, else the memory-efficient kernel (cuda/libraries/attention.c). */
+static bool by_torch_there(dtype type, torch_attention keys, const shape *scores, int64_t width, int64_t value_width,
+                           bool dropout, bool paying) {
     if (type == F64 || (paying && shape_count(scores) < MANY)) return false;
     if (width % EIGHT || value_width % EIGHT || width > FUSED_ATTENTION_WIDTH || value_width > FUSED_ATTENTION_WIDTH)
         return false; /* a row of a head is not aligned */
-    if (dropout && keys != TORCH_BIASED) return fused_attention_flash(g, type, width, value_width);
+    if (dropout && keys != TORCH_BIASED && dtype_is_narrow(type) && width == value_width)
+        return torch_has_flash_attention();
     return torch_has_attention(true);
 }
 
 bool fused_attention_by_torch(const graph *g, dtype type, torch_attention keys, const shape *scores, int64_t width,
                               int64_t value_width, bool dropout, bool paying) {
-    if (g->cuda) return by_torch_there(g, type, keys, scores, width, value_width, dropout, paying);
+    if (g->cuda) return by_torch_there(type, keys, scores, width, value_width, dropout, paying);
     if (dropout || keys == TORCH_BIASED || type != F32 || !has_amx() || width != value_width) return false;
     return scores->dim[3] >= torch_from[keys] && scores->dim[2] >= FEW && torch_has_attention(false);
 }

@@ -333,6 +333,30 @@ static status grad_linear_cross_entropy(graph *g, const node *n, value *const dy
     return OK;
 }
 
+/* --- on a GPU ----------------------------------------------------------------------------------------------------- */
+
+/* A chunk reads and writes the weight's gradient once more, in float32: 8 bytes for each of its elements, which take a
+ * GPU as long as the product of 1024 rows. So 4096 rows are enough that it does not count. The limit holds 1024 rows of
+ * 262,144 classes in 16 bits; PyTorch's own loss holds more for them, the logits in 16 bits and twice in float32. */
+enum { MOST_ROWS = 4096, TILE = 128 };
+static const int64_t most_bytes = (int64_t)3 << 29;
+
+int64_t linear_loss_line(int64_t classes) {
+    return (classes + LINEAR_LOSS_LINE - 1) / LINEAR_LOSS_LINE * LINEAR_LOSS_LINE;
+}
+
+int64_t linear_loss_chunk(dtype type, int64_t samples, int64_t classes) {
+    const int64_t sums = (int64_t)dtype_size(sum_type(type)), own = (int64_t)dtype_size(type);
+    const int64_t each = linear_loss_line(classes > 0 ? classes : 1) * (sums == own ? sums : sums + own);
+    int64_t most = most_bytes / each / TILE * TILE;
+
+    if (most > MOST_ROWS) most = MOST_ROWS;
+    if (most < TILE) most = TILE;
+    if (samples <= most) return samples;
+    const int64_t chunks = (samples + most - 1) / most, rows = (samples + chunks - 1) / chunks;
+    return (rows + TILE - 1) / TILE * TILE;
+}
+
 kernel_fn linear_cross_entropy_cuda, linear_cross_entropy_grad_cuda; /* cuda/kernels/linear_loss.cu */
 size_t linear_cross_entropy_cuda_workspace(const node *n);
 size_t linear_cross_entropy_grad_cuda_workspace(const node *n);
