@@ -11,8 +11,9 @@ something, draws what a second run would not draw alike, or comes with a context
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -135,10 +136,26 @@ class Checkpoints:
 # --- where they are met -----------------------------------------------------------------------------------------------
 
 
-def _met() -> Checkpoints | None:
-    """Those of the trace that this thread is in."""
+class _Plain:
+    """Stands for those of a forward in PyTorch that is to keep everything."""
+
+    def begin(self, name: str) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    def check(self, results: Any = None) -> None:
+        pass
+
+
+_current = threading.local()
+
+
+def _met() -> Checkpoints | _Plain | None:
+    """What checkpoints of this thread go to."""
     recorder = active()
-    return None if recorder is None else recorder.checkpoints
+    return getattr(_current, "plain", None) if recorder is None else recorder.checkpoints
 
 
 def _entering(original: Callable) -> Callable:
@@ -148,7 +165,7 @@ def _entering(original: Callable) -> Callable:
         found, frame = _met(), sys._getframe(1)
         if found is None or frame.f_code.co_filename != checkpoint.__file__:
             return original(hooks)
-        if _context_of(frame) is not checkpoint.noop_context_fn:
+        if isinstance(found, Checkpoints) and _context_of(frame) is not checkpoint.noop_context_fn:
             raise NotTraceable(f"{user_line()} uses {CHECKPOINT} with a context of its own, or to debug{_ADVICE}")
         found.begin(CHECKPOINT)
         return hooks
@@ -210,3 +227,15 @@ _REPLACEMENTS = [
 def met() -> AbstractContextManager[None]:
     """Inside, in this thread, checkpoints are traced through (`Recorder.checkpoints`)."""
     return replaced(_REPLACEMENTS)
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Inside, in this thread, PyTorch keeps what checkpoints compute: backward does not run them again, when what they
+    draw is no longer what it was in forward."""
+    before, _current.plain = getattr(_current, "plain", None), _Plain()
+    try:
+        with replaced(_REPLACEMENTS):
+            yield
+    finally:
+        _current.plain = before
