@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -91,11 +91,6 @@ class Checkpoints:
         self.count = 0
         self._open: list[_Open] = []
 
-    def are_to_blame(self, changes: bool) -> bool:
-        """Is it to be found out, in another trace, which of them changes something? ``changes``: does forward?"""
-        changes = changes or any(node.sets or node.writes or node.fills for node in self.regions.nodes)
-        return self.count > 0 and not self.looks and changes
-
     def begin(self, name: str) -> None:
         """``name``: CHECKPOINT, or REENTRANT."""
         if not self._open:
@@ -131,6 +126,20 @@ class Checkpoints:
         given = results if isinstance(results, tuple) else (results,)
         memories = {memory_of(t) for t in given if isinstance(t, torch.Tensor)}
         return any(t.requires_grad and memory_of(t) not in memories for t in self.mode.made_since(known))
+
+
+class OfCheckpoints:
+    """Which checkpoint has changed something: that is looked for once forward does, as it takes a look at the module
+    around each."""
+
+    looked_for = False
+
+    def are_to_be_found(self, traced: Checkpoints, changes: Sequence[Any]) -> bool:
+        """In another trace, after this one? ``changes``: what forward has changed."""
+        nodes = traced.regions.nodes
+        new = traced.count > 0 and (bool(changes) or any(node.sets or node.writes or node.fills for node in nodes))
+        before, self.looked_for = self.looked_for, self.looked_for or new
+        return new and not before
 
 
 # --- where they are met -----------------------------------------------------------------------------------------------

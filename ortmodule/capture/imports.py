@@ -1,4 +1,4 @@
-"""Runs imports of forward outside of a trace: what a module does when it is first loaded is no part of forward."""
+"""Runs imports of forward outside of a trace: what a module does as it is loaded is no part."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from ortmodule.capture import (
     tensor_facts,
 )
 from ortmodule.capture.chance import Chance, DrawsOperand, Moved
-from ortmodule.capture.checkpoints import Checkpoints
+from ortmodule.capture.checkpoints import Checkpoints, OfCheckpoints
 from ortmodule.capture.checkpoints import met as meeting_checkpoints
 from ortmodule.capture.container_items import changed_items, check_value, settle_refilled, tensors_in
 from ortmodule.capture.data_numbers import Numbers
@@ -36,7 +36,7 @@ from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
 from ortmodule.capture.tensor_reads import TensorReads, given_to, set_by_forward
 from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, copied_in_trace
-from ortmodule.capture.trace_record import Before, Source, Trace, Write, path_in, vector
+from ortmodule.capture.trace_record import HeldBefore, Source, Trace, Write, path_in, vector
 from ortmodule.capture.traced_tables import TracedTables
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
@@ -168,10 +168,10 @@ def _record(
     opaque: Opaque, numbers: Numbers, high: bool, looking: bool,
 ) -> tuple[_Flat, TracedGraph, Sequence[torch.Tensor]]:  # fmt: skip
     """The module as it was traced, its graph, and its results. Arguments as of :func:`_trace`."""
-    saved, second, operands, each = Saved(), False, False, False  # each: it is looked at what each checkpoint changes
+    saved, changes, second, operands = Saved(), OfCheckpoints(), False, False
     failure: Exception | None
     while True:
-        flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque), operands, each), None
+        flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque), operands, changes), None
         flat.looks = looking
         with (
             tree.counted(high) as flat.counters, tree.isolated() as flat.copies, tree.unhooked(),
@@ -183,7 +183,6 @@ def _record(
             try:
                 chance.seed(high)
                 flat.recorder.where, flat.recorder.numbers = flat.regions.innermost, numbers
-                flat.recorder.checkpoints = flat.checkpoints
                 numbers.begin()
                 graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
                 flat.mode.check(flat.regions.written)
@@ -206,8 +205,7 @@ def _record(
         if isinstance(failure, (Moved, ChangesAround)) and not looking:
             looking = True  # which submodule has done it?
             continue
-        if failure is None and flat.checkpoints.are_to_blame(bool(flat.changes())):
-            each = True
+        if failure is None and changes.are_to_be_found(flat.checkpoints, flat.changes()):
             continue
         # Tensors that forward has from elsewhere become inputs, and it is traced once more.
         known = len(tree.outside)
@@ -266,9 +264,9 @@ class _Flat(nn.Module):
 
     def __init__(
         self, forward: Callable, module: nn.Module, tree: Tree, arguments: pytree.Structure, regions: Regions,
-        operands: bool, each: bool,
+        operands: bool, changes: OfCheckpoints,
     ) -> None:  # fmt: skip
-        """``operands``: numbers that Python draws are operands. ``each``: it is looked at what each checkpoint does."""
+        """``operands``: numbers that Python draws are operands."""
         super().__init__()
         self.regions, self.chance = regions, Chance(self._drawn if operands else None)
         regions.entered, regions.left = self._entered, self._left
@@ -290,7 +288,7 @@ class _Flat(nn.Module):
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
         self.recorder, self.mode = scalar_guards.Recorder(), TraceMode(regions.draw, regions.node, tree)
         self.collectives = Collectives(regions.node, self.mode.write)
-        self.checkpoints = Checkpoints(tree, regions, self.chance, self.mode, each)
+        self.checkpoints = Checkpoints(tree, regions, self.chance, self.mode, changes.looked_for)
 
     def state_dict(  # type: ignore[override]  # torch has overloads
         self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
@@ -314,7 +312,7 @@ class _Flat(nn.Module):
         self.given = {slot.name: (slot, t, t._version) for slot, t in named}
         self.copies |= put_resized(self.tree, self.resized, tensors)
         self.versions = {name: (t, t._version) for name, t in self.copies.items()}
-        self.recorder.fields.ran = self.chance.ran
+        self.recorder.fields.ran, self.recorder.checkpoints = self.chance.ran, self.checkpoints
         with self.recorder.paused():
             self._keep_contents()
             hooks, modules = self.tree.hooks.entries(), self.tree.modules.values()
@@ -403,7 +401,7 @@ class _Flat(nn.Module):
                     raise WritesParameter(text, tensor)
                 raise ChangesAround(text)
 
-    def _entered(self, path: str) -> Before:
+    def _entered(self, path: str) -> HeldBefore:
         """PyTorch is about to run an opaque submodule."""
         held = {slot.name: slot.find() for slot in self.tree.others}
         versions = {name: (t, t._version) for name, t in held.items() if isinstance(t, torch.Tensor)}
@@ -413,9 +411,9 @@ class _Flat(nn.Module):
             (slot, t, t._version, memory_of(t), TensorMemory(t) if id(t) in inside else None)
             for slot, t, _ in self.given.values()
         ]  # fmt: skip
-        return Before(contents(self.tree), containers(self.tree), versions, parameters)
+        return HeldBefore(contents(self.tree), containers(self.tree), versions, parameters)
 
-    def _left(self, before: Before, node: Node, outputs: list[torch.Tensor]) -> None:
+    def _left(self, before: HeldBefore, node: Node, outputs: list[torch.Tensor]) -> None:
         """It has run. What it changed of the module it will change by itself; for the graph these tensors are results
         of its node. Where they carry a gradient the graph's take their place."""
         now = contents(self.tree)
@@ -446,7 +444,7 @@ class _Flat(nn.Module):
                 node.sets.append(slot)
                 outputs.append(value)
 
-    def _put_back_parameters(self, before: Before, node: Node) -> None:
+    def _put_back_parameters(self, before: HeldBefore, node: Node) -> None:
         """Those that a submodule has changed in place, which it does to the module's own in every run."""
         for slot, tensor, version, memory, copy in before.parameters:
             if tensor._version == version and memory_of(tensor) == memory:

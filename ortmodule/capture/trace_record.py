@@ -50,7 +50,7 @@ class Write:
 
 
 @dataclass
-class Before:
+class HeldBefore:
     """What the module held when PyTorch began to run an opaque submodule."""
 
     contents: dict[str, Contents]
