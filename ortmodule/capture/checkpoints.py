@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -64,6 +64,12 @@ class _Then:
         return next((name for name, tensor, version in self.tensors if tensor._version != version), None)
 
 
+def _unseen() -> AbstractContextManager[None]:
+    """Inside, what is read is not read by forward."""
+    recorder = active()
+    return nullcontext() if recorder is None else recorder.paused()
+
+
 def _flattened(arguments: Any) -> tuple[list[torch.Tensor], Any]:
     try:
         return pytree.flatten(arguments)
@@ -81,6 +87,11 @@ class _Open:
     then: _Then | None
     known: dict[int, Any] | None  # tensors of the trace, where results alone carry a gradient
 
+    def changed(self) -> str | None:
+        """As of :class:`_Then`, if it is looked at that."""
+        with _unseen():
+            return None if self.then is None else self.then.changed()
+
 
 class Checkpoints:
     """Those of one trace."""
@@ -96,7 +107,8 @@ class Checkpoints:
         if not self._open:
             self.count += 1
             get_tracing_state().push_scope(scope_name(CHECKPOINT, f"{CHECKPOINT_STEP}{self.count}"))
-        then = _Then(self.tree, self.regions) if self.looks else None
+        with _unseen():
+            then = _Then(self.tree, self.regions) if self.looks else None
         known = self.mode.known() if name == REENTRANT else None
         if self._open and self._open[-1].name == REENTRANT:
             name = REENTRANT  # PyTorch cannot run that inside of the graph, nor what is in it
@@ -114,7 +126,7 @@ class Checkpoints:
         opened, what = self._open[-1], ""
         if len(self.chance.draws) > opened.draws or any(n.kind == "draw" for n in self.regions.nodes[opened.nodes :]):
             what = "draws a number in it that would be another one there"
-        elif opened.then is not None and (name := opened.then.changed()):
+        elif name := opened.changed():
             what = f"changes {name} in it once more there"
         elif opened.known is not None and self._escapes(opened.known, results):
             what = "gives tensors away in another way than as results, which carry no gradient then"
