@@ -2,6 +2,7 @@
 #include "exec/record.h"
 
 #include "ops/op.h"
+#include "plan/recompute.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +15,7 @@ void record_module_path(const char *name, char *out, size_t size) {
     while (*name == '/') name++;
     for (const char *next; (next = strchr(name, '/')); name = next + strspn(next, "/")) {
         const size_t length = (size_t)(next - name), before = used - last;
+        if (strncmp(name, CHECKPOINT_STEP, strlen(CHECKPOINT_STEP)) == 0) continue;
         /* A module of a list repeats the list's own name: "layers", "layers.0". */
         if (before && length > before && name[before] == '.' && strncmp(name, out + last, before) == 0) used = last;
         else if (used && used + 1 < size) out[used++] = '.';

@@ -93,10 +93,20 @@ static status make_smaller(ctx *c, const graph *model, const input_spec *inputs,
     return OK;
 }
 
-status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
-    const bool smaller = o->output_grads && o->again.goal != RECOMPUTE_NOTHING && o->again.goal != RECOMPUTE_CHEAP;
+/* Where nothing else says what is made again, checkpoints of the module's do. */
+static bool follows_checkpoints(const graph *model, const compile_options *o) {
+    return o->output_grads && o->again.goal == RECOMPUTE_CHEAP && !o->again.n_wishes &&
+           recompute_has_checkpoints(model);
+}
 
-    TRY((smaller ? make_smaller : make)(c, model, inputs, o, out));
+status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
+    compile_options own = *o;
+
+    if (follows_checkpoints(model, o)) own.again.goal = RECOMPUTE_CHECKPOINTS;
+    const recompute_goal goal = own.again.goal;
+    const bool smaller = o->output_grads && goal != RECOMPUTE_NOTHING && goal != RECOMPUTE_CHEAP;
+
+    TRY((smaller ? make_smaller : make)(c, model, inputs, &own, out));
     return o->any_size ? OK : plan_check_limit(c, *out);
 }
 

@@ -43,6 +43,22 @@ static bool may_run_twice(const node *n) {
     return true;
 }
 
+/* Of the checkpoint that a node lies in; 0: it lies in none. Steps of a loop have "@" and their number behind the name. */
+static uint64_t checkpoint_of(const node *n) {
+    const char *at = n->name ? strstr(n->name, "/" CHECKPOINT_STEP) : NULL;
+    if (!at) return 0;
+    const char *number = at + strlen("/" CHECKPOINT_STEP), *step = strchr(number, '@');
+    uint64_t h = hash_mix(1, strtoull(number, NULL, 10));
+    for (; step && *step; step++) h = hash_mix(h, (uint64_t)*step);
+    return h ? h : 1;
+}
+
+bool recompute_has_checkpoints(const graph *model) {
+    for (const node *n = model->first; n; n = n->next)
+        if (checkpoint_of(n)) return true;
+    return false;
+}
+
 /* --- the problem ---------------------------------------------------------------------------------------------------- */
 
 static bool is_view(const node *n) { return n->op->view && n->n_out == 1; }
@@ -90,6 +106,7 @@ static status make_step(planner *pl, const node *n, recompute_step *out) {
         if (n->in[i] && !n->in[i]->data) in[k++] = pl->root[n->in[i]->id]->id;
     for (int i = 0; i < n->n_out; i++) results[i] = n->out[i]->id;
     *out = (recompute_step){.in = in, .n_in = k, .out = results, .n_out = n->n_out, .kind = kind_of(n)};
+    out->checkpoint = checkpoint_of(n);
     out->work = workspace ? (int64_t)workspace(n) : 0;
     out->in_place = (n->op->flags & (INPLACE_0 | INPLACE_1 | POINTWISE)) != 0;
     TRY(cost_of_node(pl->c, n, pl->g->cuda, &out->cost));
@@ -367,6 +384,7 @@ static status choose(planner *pl, const recompute_request *r, recompute_clusters
 
     if (r->list || r->n_wishes) TRY(clusters_find(pl->c, &pl->problem, pl->order, clusters));
     if (r->goal == RECOMPUTE_LAYERS) return recompute_layers(pl->c, &pl->problem, &pl->choice);
+    if (r->goal == RECOMPUTE_CHECKPOINTS) return recompute_checkpoints(pl->c, &pl->problem, &pl->choice);
     if (r->goal == RECOMPUTE_CHEAP && !r->n_wishes) {
         const double most = all_work(&pl->problem) / NEXT_TO_NOTHING;
         return recompute_cheaply(pl->c, &pl->problem, most, &pl->choice);

@@ -4,10 +4,15 @@
 
 #include "graph/graph.h"
 
+/* In the name of a node that lies in a checkpoint: a step of its path, with the checkpoint's number
+ * (ortmodule/capture/checkpoints.py). */
+#define CHECKPOINT_STEP "checkpoint#"
+
 typedef enum recompute_goal {
-    RECOMPUTE_CHEAP,  /* what lowers the peak and costs next to nothing; with wishes these alone */
-    RECOMPUTE_LAYERS, /* all but what one layer gives to the next */
-    RECOMPUTE_TO,     /* until `target` bytes are enough, or no fewer can be reached */
+    RECOMPUTE_CHEAP,       /* what lowers the peak and costs next to nothing; with wishes these alone */
+    RECOMPUTE_LAYERS,      /* all but what one layer gives to the next */
+    RECOMPUTE_CHECKPOINTS, /* all that lies inside of checkpoints */
+    RECOMPUTE_TO,          /* until `target` bytes are enough, or no fewer can be reached */
     RECOMPUTE_NOTHING,
     OFFLOAD_ALL, /* nothing is computed again; what lowers the peak is offloaded */
 } recompute_goal;
@@ -52,5 +57,8 @@ typedef struct recompute_result {
  * attributes (the key of random numbers included) and name of the first. So the bits are the same. What is offloaded is
  * read by an Offload behind its node, and made once more by a Reload in backward (ops/movement/offload.c). */
 MUST_USE status recompute(graph *g, const recompute_request *r, recompute_result *out);
+
+/* Are there nodes of a model that lie in a checkpoint? */
+bool recompute_has_checkpoints(const graph *model);
 
 #endif

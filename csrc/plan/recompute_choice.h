@@ -14,10 +14,11 @@
 typedef struct recompute_step {
     const int *in, *out; /* values; `out` in the memory of this plan alone */
     int n_in, n_out;
-    double cost;   /* of running it once more; negative: it must not run twice */
-    int64_t work;  /* bytes of scratch memory */
-    bool in_place; /* an operand that dies here makes room for a result */
-    uint64_t kind; /* equal for steps that do the same to operands of the same shapes */
+    double cost;         /* of running it once more; negative: it must not run twice */
+    int64_t work;        /* bytes of scratch memory */
+    bool in_place;       /* an operand that dies here makes room for a result */
+    uint64_t kind;       /* equal for steps that do the same to operands of the same shapes */
+    uint64_t checkpoint; /* equal for those of forward that lie in the same one; 0: in none */
 } recompute_step;
 
 typedef struct recompute_problem {
@@ -66,5 +67,8 @@ MUST_USE status recompute_cheaply(ctx *c, const recompute_problem *p, double mos
 /* Makes all again that lies inside of layers, stretches of forward that repeat: what one gives to those behind it is kept,
  * and all of the last. Layers begin where the least goes from one to the next. Nothing where there are no two. */
 MUST_USE status recompute_layers(ctx *c, const recompute_problem *p, recompute_choice *out);
+/* Makes all again that lies inside of checkpoints: what goes into them is kept. Of the last one only where that lowers the
+ * peak. */
+MUST_USE status recompute_checkpoints(ctx *c, const recompute_problem *p, recompute_choice *out);
 
 #endif

@@ -150,7 +150,7 @@ class Partition:
     def _around(self, text: str) -> bool:
         """The submodule that holds a node which the engine refuses."""
         for name in _nodes_in(text):
-            path = ".".join(name.split("/")[1:-1]) if name.startswith("/") else ""
+            path = _core.module_path(name)
             while path and path not in self.tree.modules:
                 path = path.rpartition(".")[0]
             if path and path not in self._found and not self._holds_sharded(path):

@@ -24,15 +24,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.distributions import Distribution
 from torch.nn.modules import module as nn_module
-from torch.utils import checkpoint
 
 from ortmodule.capture.read_causes import DATA, NOTHING, RANDOM, SIZE, causes, causes_of_size
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.interception import Replacement, replaced
-from ortmodule.core.names import CHECKPOINT, PACKAGE, REENTRANT
+from ortmodule.core.names import PACKAGE
 from ortmodule.core.size_expr import is_number, number_of
 from ortmodule.core.torch_private import (
     CHECK,
@@ -56,7 +54,6 @@ from ortmodule.guards.shown_texts import is_shown
 #: another one is none of the graph's.
 _FINITE = {"aten::isfinite", "aten::isnan", "aten::isinf", "aten::isposinf", "aten::isneginf"}
 _ROUNDING = 1e-14
-_RECOMPUTED = " (with ORTMODULE_MEMORY_OPT_LEVEL=1 in its place the engine computes layers again)"
 _OURS = ("ortmodule.", "torch.jit.", "torch.onnx.")  # classes of modules that a trace is made with
 _TORCH = torch.__path__[0]
 MOST_ELEMENTS = 16  # of a tensor that is read as a whole
@@ -96,6 +93,7 @@ class Recorder:
     asks_layout: bool = False  # does forward ask how a tensor lies in memory?
     where: Callable[[], str | None] = lambda: None  # the submodule whose forward runs
     numbers: Any = None  # what becomes of numbers from data (data_numbers.py); None: they are compared
+    checkpoints: Any = None  # what becomes of checkpoints (checkpoints.py); None: they are what they are
     _depends: dict[tuple[int, bool], int] = field(default_factory=dict)  # of a value; True: of its size
     _seen: set[int] = field(default_factory=set)
     _paused: bool = False
@@ -490,12 +488,10 @@ def slicing(function: Any, args: tuple) -> Iterator[None]:
         recorder._bounds = before
 
 
-def _refused(owner: Any, name: str, what: str, caller: str = "") -> Replacement:
-    """``caller``: the file from which it is called, if it is refused there alone."""
-
+def _refused(owner: Any, name: str, what: str) -> Replacement:
     def make(original):
         def function(*args, **kwargs):
-            if active() is not None and caller in ("", sys._getframe(1).f_code.co_filename):
+            if active() is not None:
                 raise NotTraceable(f"{user_line()} {what}")
             return original(*args, **kwargs)
 
@@ -590,6 +586,4 @@ _REPLACEMENTS = [
     _refused(torch.Tensor, "backward", "runs a backward inside forward"),
     _refused(torch, "manual_seed", "seeds torch's generator"),
     _refused(torch.autograd, "grad", "differentiates inside forward"),
-    _refused(saved_tensors_hooks, "__init__", f"uses {CHECKPOINT}{_RECOMPUTED}", checkpoint.__file__),
-    _refused(checkpoint.CheckpointFunction, "apply", f"uses {REENTRANT}{_RECOMPUTED}"),
 ]

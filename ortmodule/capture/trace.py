@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,15 +25,18 @@ from ortmodule.capture import (
     tensor_facts,
 )
 from ortmodule.capture.chance import Chance, DrawsOperand, Moved
+from ortmodule.capture.checkpoints import Checkpoints, OfCheckpoints
+from ortmodule.capture.checkpoints import met as meeting_checkpoints
 from ortmodule.capture.container_items import changed_items, check_value, settle_refilled, tensors_in
 from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.filled_caches import check_caches, forget_own, put_resized
+from ortmodule.capture.imports import untraced_imports
 from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
 from ortmodule.capture.tensor_reads import TensorReads, given_to, set_by_forward
 from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, copied_in_trace
-from ortmodule.capture.trace_record import Source, Trace, Write, path_in, vector
+from ortmodule.capture.trace_record import HeldBefore, Source, Trace, Write, path_in, vector
 from ortmodule.capture.traced_tables import TracedTables
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
@@ -166,16 +168,16 @@ def _record(
     opaque: Opaque, numbers: Numbers, high: bool, looking: bool,
 ) -> tuple[_Flat, TracedGraph, Sequence[torch.Tensor]]:  # fmt: skip
     """The module as it was traced, its graph, and its results. Arguments as of :func:`_trace`."""
-    saved, second, operands = Saved(), False, False
+    saved, changes, second, operands = Saved(), OfCheckpoints(), False, False
     failure: Exception | None
     while True:
-        flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque), operands), None
+        flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque), operands, changes), None
         flat.looks = looking
         with (
             tree.counted(high) as flat.counters, tree.isolated() as flat.copies, tree.unhooked(),
             no_collections(), scalar_guards.recording() as flat.recorder, flat.mode, function_caches.left_out(),
-            export.tracing(flat),
-            recording_regions(flat.regions), recording_collectives(flat.collectives),
+            export.tracing(flat), untraced_imports(),
+            recording_regions(flat.regions), recording_collectives(flat.collectives), meeting_checkpoints(),
             recording_dtensors(flat.mode.dtensors), saved_tensors_hooks(saved.pack, saved.unpack),
         ):  # fmt: skip
             try:
@@ -202,6 +204,8 @@ def _record(
             continue
         if isinstance(failure, (Moved, ChangesAround)) and not looking:
             looking = True  # which submodule has done it?
+            continue
+        if failure is None and changes.are_to_be_found(flat.checkpoints, flat.changes()):
             continue
         # Tensors that forward has from elsewhere become inputs, and it is traced once more.
         known = len(tree.outside)
@@ -252,17 +256,6 @@ def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
             raise NotTraceable(f"forward changes {write.target.kind} {write.target.key} in a way that is not traced")
 
 
-@dataclass
-class _Before:
-    """What the module held when PyTorch began to run an opaque submodule."""
-
-    contents: dict[str, Contents]
-    containers: list[Items]
-    versions: dict[str, tuple[torch.Tensor, int]]
-    #: With their versions and addresses, and copies of those that it may change.
-    parameters: list[tuple[Slot, torch.Tensor, int, int, TensorMemory | None]]
-
-
 # --- the module that is traced ----------------------------------------------------------------------------------------
 
 
@@ -271,7 +264,7 @@ class _Flat(nn.Module):
 
     def __init__(
         self, forward: Callable, module: nn.Module, tree: Tree, arguments: pytree.Structure, regions: Regions,
-        operands: bool,
+        operands: bool, changes: OfCheckpoints,
     ) -> None:  # fmt: skip
         """``operands``: numbers that Python draws are operands."""
         super().__init__()
@@ -295,6 +288,7 @@ class _Flat(nn.Module):
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
         self.recorder, self.mode = scalar_guards.Recorder(), TraceMode(regions.draw, regions.node, tree)
         self.collectives = Collectives(regions.node, self.mode.write)
+        self.checkpoints = Checkpoints(tree, regions, self.chance, self.mode, changes.looked_for)
 
     def state_dict(  # type: ignore[override]  # torch has overloads
         self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
@@ -318,7 +312,7 @@ class _Flat(nn.Module):
         self.given = {slot.name: (slot, t, t._version) for slot, t in named}
         self.copies |= put_resized(self.tree, self.resized, tensors)
         self.versions = {name: (t, t._version) for name, t in self.copies.items()}
-        self.recorder.fields.ran = self.chance.ran
+        self.recorder.fields.ran, self.recorder.checkpoints = self.chance.ran, self.checkpoints
         with self.recorder.paused():
             self._keep_contents()
             hooks, modules = self.tree.hooks.entries(), self.tree.modules.values()
@@ -369,6 +363,10 @@ class _Flat(nn.Module):
             raise NotTraceable(NOTHING)
         return tuple(outputs)
 
+    def changes(self) -> list[Any]:
+        """What forward has changed of the module and its arguments."""
+        return [*self.sets, *self.settled, *self.writes, *([self.filled] if self.filled else [])]
+
     def _keep_contents(self) -> None:
         """Of the module, as they are when forward begins."""
         self.before, self.containers = contents(self.tree), containers(self.tree)
@@ -403,7 +401,7 @@ class _Flat(nn.Module):
                     raise WritesParameter(text, tensor)
                 raise ChangesAround(text)
 
-    def _entered(self, path: str) -> _Before:
+    def _entered(self, path: str) -> HeldBefore:
         """PyTorch is about to run an opaque submodule."""
         held = {slot.name: slot.find() for slot in self.tree.others}
         versions = {name: (t, t._version) for name, t in held.items() if isinstance(t, torch.Tensor)}
@@ -413,9 +411,9 @@ class _Flat(nn.Module):
             (slot, t, t._version, memory_of(t), TensorMemory(t) if id(t) in inside else None)
             for slot, t, _ in self.given.values()
         ]  # fmt: skip
-        return _Before(contents(self.tree), containers(self.tree), versions, parameters)
+        return HeldBefore(contents(self.tree), containers(self.tree), versions, parameters)
 
-    def _left(self, before: _Before, node: Node, outputs: list[torch.Tensor]) -> None:
+    def _left(self, before: HeldBefore, node: Node, outputs: list[torch.Tensor]) -> None:
         """It has run. What it changed of the module it will change by itself; for the graph these tensors are results
         of its node. Where they carry a gradient the graph's take their place."""
         now = contents(self.tree)
@@ -446,7 +444,7 @@ class _Flat(nn.Module):
                 node.sets.append(slot)
                 outputs.append(value)
 
-    def _put_back_parameters(self, before: _Before, node: Node) -> None:
+    def _put_back_parameters(self, before: HeldBefore, node: Node) -> None:
         """Those that a submodule has changed in place, which it does to the module's own in every run."""
         for slot, tensor, version, memory, copy in before.parameters:
             if tensor._version == version and memory_of(tensor) == memory:

@@ -246,6 +246,15 @@ class TraceMode(TorchFunctionMode):
         """Is it a result of the graph's operators?"""
         return id(tensor) not in self._given and self._knows(tensor)
 
+    def known(self) -> dict[int, weakref.ref[torch.Tensor]]:
+        """The tensors that it has seen, by their ids: for :meth:`made_since`."""
+        return dict(self._known)
+
+    def made_since(self, known: dict[int, weakref.ref[torch.Tensor]]) -> Iterator[torch.Tensor]:
+        """Those made by the graph's operators since then that are still there."""
+        new = [(key, ref()) for key, ref in self._known.items() if known.get(key) is not ref]
+        return (tensor for key, tensor in new if tensor is not None and key not in self._given)
+
     def let_go(self) -> None:
         """Of all but weak references: the trace is over."""
         self.moved, self.outside, self._before = {}, {}, {}

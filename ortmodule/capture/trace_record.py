@@ -15,11 +15,14 @@ from ortmodule.capture.chance import Draw
 from ortmodule.capture.output_aliasing import Sighting
 from ortmodule.capture.tensor_facts import InputFacts
 from ortmodule.core import pytree
+from ortmodule.core.names import CHECKPOINT_STEP
 from ortmodule.core.size_expr import is_number
+from ortmodule.core.snapshot import Items, TensorMemory
 from ortmodule.core.tensor_copies import cloned
 from ortmodule.core.torch_private import TracedGraph
 from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.inventory import Slot
+from ortmodule.guards.isolation import Contents
 from ortmodule.guards.size_tables import SizeTable
 from ortmodule.host.host_node import Node
 
@@ -44,6 +47,17 @@ class Write:
     replaces: bool  # a new object takes its place; otherwise the same one gets new contents
     data: bool = False  # the same object gets other memory: `x.data = ...`
     carries: bool = False  # what is written carries a gradient: autograd knows the write
+
+
+@dataclass
+class HeldBefore:
+    """What the module held when PyTorch began to run an opaque submodule."""
+
+    contents: dict[str, Contents]
+    containers: list[Items]
+    versions: dict[str, tuple[torch.Tensor, int]]
+    #: With their versions and addresses, and copies of those that it may change.
+    parameters: list[tuple[Slot, torch.Tensor, int, int, TensorMemory | None]]
 
 
 @dataclass
@@ -112,5 +126,8 @@ def vector(reads: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def path_in(scope: str, names: Iterable[str]) -> str:
     """`.../a.b.Class::model.layer.0/...` -> the path of the innermost submodule."""
-    found = scope.rpartition("::")[2].partition("/")[0]
+    around, _, found = scope.rpartition("::")
+    if found.startswith(CHECKPOINT_STEP):
+        return path_in(around, names)
+    found = found.partition("/")[0]
     return max((name for name in names if found == name or found.endswith(f".{name}")), key=len, default="")

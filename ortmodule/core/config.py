@@ -183,7 +183,7 @@ class Config:
     )
     allow_autograd_checkpoint: bool = _setting(
         FLAG, False,
-        "no warning about `torch.utils.checkpoint` inside the module, which PyTorch runs",
+        "no warning about a `torch.utils.checkpoint` inside the module that PyTorch runs, as its function is not pure",
     )
     deepcopy_before_model_export: bool = _setting(
         FLAG, True,
@@ -263,9 +263,9 @@ class Config:
     )
     memory_opt_level: int = _setting(
         number_from(0, 2), 0,
-        "what backward computes again instead of keeping it. 0: what costs next to nothing (3 % of a step's work, "
-        "estimated), or what `MEMORY_BUDGET` takes; 1: each layer, from what the layer before gives to it; 2: all that "
-        "needs less memory",
+        "what backward computes again instead of keeping it. 0: what lies in checkpoints of the module, or else what "
+        "costs next to nothing (3 % of a step's work, estimated), or what `MEMORY_BUDGET` takes; 1: each layer, from "
+        "what the layer before gives to it; 2: all that needs less memory",
     )
     memory_budget: int = _setting(
         BYTES, 0,

@@ -94,7 +94,8 @@ class ClusterTable:
         )
         head = f"memory optimizer ON: {settings}" if settings else (
             f"memory optimizer OFF: {PREFIX}MEMORY_BUDGET=<bytes>, {PREFIX}MEMORY_OPT_LEVEL=1 or "
-            f"{PREFIX}MEMORY_OPT_CONFIG=<config>,<config>,... turns it on; what costs next to nothing is ON in any case"
+            f"{PREFIX}MEMORY_OPT_CONFIG=<config>,<config>,... turns it on; what costs next to nothing, or lies in "
+            "checkpoints, is ON in any case"
         )  # fmt: skip
         pairs = sorted(zip(clusters, formulas, strict=True), key=lambda pair: -sum(pair[0].bytes))
         rows = [

@@ -17,6 +17,7 @@ import onnx
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ortmodule.capture import checkpoints
 from ortmodule.core import devices
 from ortmodule.core.errors import Incomparable, NotKnown
 from ortmodule.core.onnx_utils import drawing, without_dead
@@ -135,7 +136,8 @@ def replaying(
     passed.runs = runs or passed.runs
     # A fused kernel draws inside what the graph has a mask for; attention one operator at a time asks for the mask.
     one_by_one = sdpa_kernel(SDPBackend.MATH) if values else nullcontext()
-    with one_by_one, recording(passed) if nodes else nullcontext(), ReplayMode(values, passed, left):
+    calls = recording(passed) if nodes else nullcontext()
+    with one_by_one, calls, checkpoints.plain(), ReplayMode(values, passed, left):
         yield
 
 

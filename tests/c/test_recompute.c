@@ -234,6 +234,30 @@ TEST(the_last_layer_runs_again_where_it_waits_for_a_large_loss) {
     free(n);
 }
 
+TEST(checkpoints_keep_what_goes_into_them) {
+    network *n = make_network();
+    recompute_choice made;
+    ctx c;
+
+    ctx_init(&c);
+    CHECK_OK(&c, recompute_checkpoints(&c, &n->p, &made));
+    CHECK(made.count == 0 && made.peak == made.before);
+    for (int t = 0; t < n->p.n_forward; t++) n->steps[t].checkpoint = 1 + (uint64_t)(t / STEPS_OF_A_LAYER);
+    n->steps[2].cost = -1; /* must not run twice */
+    CHECK_OK(&c, recompute_checkpoints(&c, &n->p, &made));
+    for (int v = 1; v <= LAYERS * STEPS_OF_A_LAYER; v++) {
+        const bool inside = v % STEPS_OF_A_LAYER != 0, last = v > (LAYERS - 1) * STEPS_OF_A_LAYER;
+        CHECK(made.again[v] == (inside && !last && made.kept[v] && v != 2 && v != 3));
+    }
+    CHECK(made.peak < made.before / 2);
+    n->steps[2].cost = 1;
+    for (int t = 0; t < n->p.n_forward; t++) n->steps[t].checkpoint = t >= STEPS_OF_A_LAYER; /* one of many layers */
+    CHECK_OK(&c, recompute_checkpoints(&c, &n->p, &made));
+    CHECK(made.count == 0); /* all of it is needed when backward begins */
+    ctx_release(&c);
+    free(n);
+}
+
 TEST(each_allocation_of_the_choice_may_fail) {
     network *n = make_network();
     recompute_choice made;
@@ -244,6 +268,7 @@ TEST(each_allocation_of_the_choice_may_fail) {
         ctx_init(&c);
         c.mem.fail_after = allowed;
         s = allowed % 2 ? recompute_layers(&c, &n->p, &made) : recompute_to(&c, &n->p, NULL, 0, 0, &made);
+        if (s == OK) s = recompute_checkpoints(&c, &n->p, &made);
         ctx_release(&c);
     }
     CHECK(s == OK);

@@ -3,6 +3,7 @@
 import contextvars
 import datetime
 import gc
+import importlib
 import os
 import random
 import secrets
@@ -267,6 +268,32 @@ def test_a_callback_of_the_garbage_collector_is_no_part_of_forward():
     finally:
         gc.callbacks.remove(callback)
     assert times and explain(module).captured
+
+
+LOADED = """
+import random, time, uuid
+NAME, FACTOR, PARTS = uuid.uuid4(), random.random() * 2, [random.randint(1, 9) for _ in range(3)]
+BEGAN = time.time()
+"""
+
+
+@pytest.mark.parametrize("statement", ["import", "import_module"])
+def test_what_a_module_draws_as_it_is_loaded_is_no_part_of_forward(statement, tmp_path, monkeypatch):
+    (tmp_path / f"drawing_{statement}.py").write_text(LOADED)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Imports(nn.Linear):
+        def forward(self, x):
+            if statement == "import":
+                import drawing_import as drawing
+            else:
+                drawing = importlib.import_module("drawing_import_module")
+            return super().forward(x) * len(drawing.PARTS)
+
+    eager = Imports(4, 4)
+    ours, x = ORTModule(eager), torch.ones(2, 4)
+    torch.testing.assert_close(ours(x), nn.functional.linear(x, eager.weight, eager.bias) * 3)
+    assert explain(ours).captured, explain(ours).fallback
 
 
 def test_a_profiler_of_the_users_stays():

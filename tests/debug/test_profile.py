@@ -94,6 +94,7 @@ def test_of_a_plain_module():
     [
         ("/layers/layers.0/norm/Add", "layers.0.norm"), ("/Add", ""), ("Add", ""), ("", ""), ("/a/b/Add_1", "a.b"),
         ("/a/a.0/a.0.1/MatMul", "a.0.1"), ("/a/ab/MatMul", "a.ab"), ("/h.1/h.1/x", "h.1.h.1"), ("/ä/ä.0/x", "ä.0"),
+        ("/a/a.0/checkpoint#12/b/Add", "a.0.b"), ("/checkpoint#1/a/a.0/Add@3", "a.0"), ("/a/checkpoint#1/Add", "a"),
     ],
 )  # fmt: skip
 def test_the_submodule_of_a_node(name, path):

@@ -84,6 +84,7 @@ class Scripted(Hooked):
         return self.norm(self.scripted(x))
 
 
+TRACED = ("Part", "Checkpointed")
 KINDS = {cls.__name__: cls for cls in (Part, Decides, Checkpointed, Hooked, PreHooked, Outer, Scripted)}
 
 # --- where what escapes goes ------------------------------------------------------------------------------------------
@@ -224,13 +225,13 @@ def test_what_escapes(kind, way, use):
     module, ours = run(ORTModule, kind, way, use)
     torch.testing.assert_close(ours, eager, rtol=1e-7, atol=1e-9)  # float64: gradients before a norm cancel out
     report = explain(module)
-    if WAYS[way][1] is not None and not issubclass(KINDS[kind], (Decides, Checkpointed)) and kind != "Part":
+    if WAYS[way][1] is not None and not issubclass(KINDS[kind], Decides) and kind not in TRACED:
         assert "and a container that it is given, which they may change" in report.fallback
     else:
         assert report.captured and report.exports == 1, report.fallback
         # What is traced, and goes into a container of the caller's, is a result of the graph.
-        whole = kind == "Part" and WAYS[way][1] is not None
-        whole |= kind == "Part" and way == "an attribute of an attribute's"  # and so is what a plain object holds
+        whole = kind in TRACED and WAYS[way][1] is not None
+        whole |= kind in TRACED and way == "an attribute of an attribute's"  # and so is what a plain object holds
         whole |= "island.inner" in report.python_ops  # a method that PyTorch runs, whose result forward puts there
         assert whole or [name for name in report.breaks if name.startswith("island")]
 
