@@ -10,6 +10,7 @@ something, draws what a second run would not draw alike, or comes with a context
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.names import CHECKPOINT, CHECKPOINT_STEP, REENTRANT
 from ortmodule.core.tensor_memory import memory_of
-from ortmodule.core.torch_private import get_tracing_state, scope_name
+from ortmodule.core.torch_private import checkpoint_inputs, get_tracing_state, scope_name, untraced
 from ortmodule.guards.inventory import path_of
 from ortmodule.guards.isolation import containers, contents
 from ortmodule.guards.module_tree import Tree
@@ -183,10 +184,10 @@ def _entering(original: Callable) -> Callable:
     """A checkpoint without reentrant autograd puts hooks on what autograd saves: nothing is saved in a trace."""
 
     def enter(hooks: saved_tensors_hooks) -> Any:
-        found, frame = _met(), sys._getframe(1)
-        if found is None or frame.f_code.co_filename != checkpoint.__file__:
+        found = _met()
+        if found is None or type(hooks).__module__ != checkpoint.__name__:
             return original(hooks)
-        if isinstance(found, Checkpoints) and _context_of(frame) is not checkpoint.noop_context_fn:
+        if isinstance(found, Checkpoints) and _context_of(sys._getframe(1)) is not checkpoint.noop_context_fn:
             raise NotTraceable(f"{user_line()} uses {CHECKPOINT} with a context of its own, or to debug{_ADVICE}")
         found.begin(CHECKPOINT)
         return hooks
@@ -197,7 +198,7 @@ def _entering(original: Callable) -> Callable:
 def _leaving(original: Callable) -> Callable:
     def leave(hooks: saved_tensors_hooks, *error: Any) -> Any:
         found = _met()
-        if found is None or sys._getframe(1).f_code.co_filename != checkpoint.__file__:
+        if found is None or type(hooks).__module__ != checkpoint.__name__:
             return original(hooks, *error)
         try:
             if error[:1] == (None,):
@@ -209,12 +210,15 @@ def _leaving(original: Callable) -> Callable:
 
 
 def _context_of(frame: FrameType | None) -> Any:
-    """The `context_fn` of the checkpoint whose frames these are."""
-    while frame is not None and frame.f_code.co_filename == checkpoint.__file__:
+    """The `context_fn` of the checkpoint that is entered in ``frame``."""
+    while frame is not None and frame.f_code.co_filename in _AROUND:
         if "context_fn" in frame.f_locals:
             return frame.f_locals["context_fn"]
         frame = frame.f_back
     return None
+
+
+_AROUND = {checkpoint.__file__, contextlib.__file__}
 
 
 def _reentrant(original: Callable) -> Callable:
@@ -238,10 +242,23 @@ def _reentrant(original: Callable) -> Callable:
     return apply
 
 
+def _keeping(original: Callable) -> Callable:
+    """Of torch 2.12 and older: whether gradients are recorded is read off what it returns."""
+
+    def apply(like: torch.Tensor, *args: Any) -> Any:
+        if _met() is None:
+            return original(like, *args)
+        with untraced():
+            return like.view_as(like)
+
+    return apply
+
+
 _REPLACEMENTS = [
     Replacement.around(saved_tensors_hooks, "__enter__", _entering),
     Replacement.around(saved_tensors_hooks, "__exit__", _leaving),
     Replacement.around(checkpoint.CheckpointFunction, "apply", _reentrant),
+    *([] if checkpoint_inputs is None else [Replacement.around(checkpoint_inputs, "apply", _keeping)]),
 ]
 
 

@@ -136,6 +136,9 @@ validate_sample = _private(
     "a sample is taken whose probability is computed in the same forward",
     "PyTorch runs the modules that do so",
 )
+checkpoint_inputs = _private(
+    "torch.utils.checkpoint._NoopSaveInputs", "keeps what a checkpoint is given; a trace keeps nothing", UNNEEDED
+)
 pack_padded_sequence = _private("torch._pack_padded_sequence", "is met in a trace: its lengths are compared in a run")
 pad_packed_sequence = _private("torch._pad_packed_sequence", "is met in a trace: its length may be a size")
 pad_sequence = _private("torch._C._nn.pad_sequence", "is met in a trace: its longest member may be a size")

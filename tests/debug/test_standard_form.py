@@ -5,6 +5,7 @@ import math
 import onnx
 import pytest
 import torch
+import transformers
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from torch import nn
@@ -177,14 +178,15 @@ class Words(nn.Module):
         return self.head(self.words(ids).mean(1))
 
 
-def test_saved_stages_run_elsewhere(tmp_path):
+@pytest.mark.parametrize("training", [False, True])
+def test_saved_stages_run_elsewhere(training, tmp_path):
     torch.manual_seed(0)
-    plain, ids = Words().eval(), torch.tensor([[1, 2, 0], [3, 10, 4]])
+    plain, ids = Words().train(training), torch.tensor([[1, 2, 0], [3, 10, 4]])
     model = ORTModule(plain, DebugOptions(save_onnx=True, onnx_prefix="words", save_path=str(tmp_path)))
-    with torch.no_grad():
-        wanted = model(ids)
+    with torch.set_grad_enabled(training):
+        wanted = model(ids).detach()
     for stage in ("torch_exported", "post_processed"):
-        path = tmp_path / f"words_{stage}_inference.onnx"
+        path = tmp_path / f"words_{stage}_{'training' if training else 'inference'}.onnx"
         state = {f"state/{name}": value for name, value in plain.state_dict().items()}
         for run in runs_of(path):
             given = {v.name: state.get(v.name, ids).numpy() for v in onnx.load(path).graph.input}
@@ -192,3 +194,61 @@ def test_saved_stages_run_elsewhere(tmp_path):
     for path in tmp_path.iterdir():
         names = [node.name for node in onnx.load(path).graph.node if node.name]
         assert len(set(names)) == len(names), path.name
+
+
+def gpt2():
+    config = transformers.GPT2Config(
+        vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        use_cache=False,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert():
+    config = transformers.BertConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return transformers.BertForMaskedLM(config)
+
+
+#: Stages, and what they have of the engine's own domain: in inference, and in training, where the loss is in the graph.
+STAGES = {
+    "torch_exported": (set(), set()),
+    "post_processed": (set(), {"CrossEntropy"}),
+    "optimized_pre_grad": ({"MatMulBias"}, {"MatMulBias", "CrossEntropy"}),
+    "optimized": ({"MatMulBias"}, {"MatMulBias", "CrossEntropyGrad"}),
+    "execution_model": ({"MatMulBias"}, {"MatMulBias", "CrossEntropyGrad"}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("make", [gpt2, bert])
+def test_stages_of_transformers(make, training, tmp_path):
+    """Those without operators of our own are valid, and have PyTorch's results in ONNX Runtime, where it is."""
+    torch.manual_seed(0)
+    plain, ids = make().train(training), torch.tensor([[1, 2, 5, 7], [3, 8, 4, 9]])
+    model = ORTModule(plain, DebugOptions(save_onnx=True, onnx_prefix="m", save_path=str(tmp_path)))
+    given = {"input_ids": ids, "labels": ids} if training else {"input_ids": ids}
+    with torch.set_grad_enabled(training):
+        model(**given)
+        wanted = plain(**given)
+    tensors = {**dict(plain.named_buffers()), **dict(plain.named_parameters(remove_duplicate=False))}
+    state = {f"state/{name}": value.detach() for name, value in tensors.items()}
+    opened = []
+    for stage, own in STAGES.items():
+        path = tmp_path / f"m_{stage}_{'training' if training else 'inference'}.onnx"
+        saved = onnx.load(path)
+        ours = {node.op_type for node in saved.graph.node if node.domain}
+        assert own[training] <= ours and bool(own[training]) == bool(ours), (stage, ours)
+        if ours:
+            continue
+        onnx.checker.check_model(saved, full_check=True)
+        opened.append(stage)
+        *_, run = runs_of(path)
+        results = run({v.name: state.get(v.name, ids).numpy() for v in saved.graph.input})
+        expected = [wanted.loss, wanted.logits] if training else [wanted.logits]
+        for found, tensor in zip(results, expected, strict=False):  # behind them are masks that the engine asks for
+            torch.testing.assert_close(torch.from_numpy(found), tensor.detach(), rtol=1e-4, atol=1e-5)
+    assert opened == (["torch_exported"] if training else ["torch_exported", "post_processed"])

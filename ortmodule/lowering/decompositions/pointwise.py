@@ -248,7 +248,8 @@ def _safe_softmax(x, dim, dtype=None):
 
 @defines("aten::cumsum", recursive=True)
 def _cumsum(x, dim, dtype=None):
-    if dtype is not None or x.dtype != torch.int32:
+    """Sums of smaller whole numbers, and of flags, are int64; ONNX's are of the operand's type."""
+    if dtype is not None or x.dtype == torch.int64 or x.dtype.is_floating_point or x.dtype.is_complex:
         raise Keep
     return x.long().cumsum(dim)
 
