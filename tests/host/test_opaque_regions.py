@@ -163,7 +163,7 @@ def _checkpoints_what_draws(layer, y):
 
 @pytest.mark.parametrize("change", [_checkpoints_all, _checkpoints_what_draws], ids=lambda f: f.__name__)
 def test_reentrant_checkpoints(change):
-    """Graphs have them. (As nodes they could not be: their backward refuses to be asked for the gradients of a part.)"""
+    """Graphs have them. Nodes they could not be: their backward refuses to be asked for the gradients of a part."""
     torch.manual_seed(0)
     eager = Net(change)
     ours = ORTModule(copy.deepcopy(eager))
