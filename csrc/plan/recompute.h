@@ -8,13 +8,14 @@
  * (ortmodule/capture/checkpoints.py). */
 #define CHECKPOINT_STEP "checkpoint#"
 
+/* The first three are the levels, by their numbers. */
 typedef enum recompute_goal {
-    RECOMPUTE_CHEAP,       /* what lowers the peak and costs next to nothing; with wishes these alone */
-    RECOMPUTE_LAYERS,      /* all but what one layer gives to the next */
-    RECOMPUTE_CHECKPOINTS, /* all that lies inside of checkpoints */
-    RECOMPUTE_TO,          /* until `target` bytes are enough, or no fewer can be reached */
+    RECOMPUTE_CHEAP,  /* what lowers the peak and costs next to nothing; with wishes these alone */
+    RECOMPUTE_LAYERS, /* all but what one layer gives to the next */
+    RECOMPUTE_TO,     /* until `target` bytes are enough, or no fewer can be reached */
     RECOMPUTE_NOTHING,
-    OFFLOAD_ALL, /* nothing is computed again; what lowers the peak is offloaded */
+    OFFLOAD_ALL,           /* nothing is computed again; what lowers the peak is offloaded */
+    RECOMPUTE_CHECKPOINTS, /* all that lies inside of checkpoints */
 } recompute_goal;
 
 /* How a cluster is made again, as users name it. */
