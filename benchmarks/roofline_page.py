@@ -108,8 +108,8 @@ def copied(rows: dict[str, Any]) -> str:
             found[name] = f"`{name}` {len(of)} ({sum(k['bytes'] for k in of) / 1e9:.2f} GB moved)"
     there = "; ".join(found.values()) if found else "none in any row"
     return (
-        "Gradients are written where their owners have them, by the kernels that compute them, so a second stream would "
-        f"have little to overlap. Copies of gradients: {there}."
+        "Gradients are written where their owners have them, by the kernels that compute them, so a second stream "
+        f"would have little to overlap. Copies of gradients: {there}."
     )
 
 

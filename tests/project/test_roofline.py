@@ -195,6 +195,7 @@ def test_copies():
     (ours, _) = roofline_plan.Account(COPIES.replace("torch=1", "safe=1"), {1: 0, 3: 1}).kernels
     assert ours.name == "FusedAttention"
 
+
 def test_other_builds_are_refused(monkeypatch):
     monkeypatch.setattr(roofline_plan._core, "emulated", False, raising=False)
     with pytest.raises(RuntimeError, match="emulated GPU is needed"):
