@@ -291,8 +291,8 @@ def kernels(row: dict[str, Any]) -> str:
         for k in row["columns"][column]["kernels"]:
             values = k["count"], k["bytes"], k["least"], f"{k['flops']:.0f}", f"{1e6 * k['seconds']:.2f}"
             found[k["name"], k["kind"], *values] += 1
-        for (name, kind, *values), times in found.items():
-            lines.append(",".join(map(str, (f'"{column}"', f'"{name}"', kind, times, *values))))
+        for (name, kind, *others), times in found.items():
+            lines.append(",".join(map(str, (f'"{column}"', f'"{name}"', kind, times, *others))))
     return "\n".join(lines) + "\n"
 
 
