@@ -27,8 +27,8 @@ def half(values):
     return list(values)[::2]
 
 
-#: Tests of these folders capture a model in each case. Of a test with at least so many cases, which are alike then, --some
-#: takes one of so many.
+#: Tests of these folders capture a model in each case. Of a test with at least so many cases, which are alike then,
+#: --some takes one of so many.
 CAPTURING = (
     "capture", "cuda", "debug", "gpu", "guards", "host", "lowering", "models", "optim", "passes", "probe", "runtime",
 )  # fmt: skip
