@@ -108,8 +108,8 @@ def copied(rows: dict[str, Any]) -> str:
             found[name] = f"`{name}` {len(of)} ({sum(k['bytes'] for k in of) / 1e9:.2f} GB moved)"
     there = "; ".join(found.values()) if found else "none in any row"
     return (
-        "Gradients are written where their owners have them, by the kernels that compute them, so a second stream would "
-        f"have little to overlap. Copies of gradients: {there}."
+        "Gradients are written where their owners have them, by the kernels that compute them, so a second stream "
+        f"would have little to overlap. Copies of gradients: {there}."
     )
 
 
@@ -291,8 +291,8 @@ def kernels(row: dict[str, Any]) -> str:
         for k in row["columns"][column]["kernels"]:
             values = k["count"], k["bytes"], k["least"], f"{k['flops']:.0f}", f"{1e6 * k['seconds']:.2f}"
             found[k["name"], k["kind"], *values] += 1
-        for (name, kind, *values), times in found.items():
-            lines.append(",".join(map(str, (f'"{column}"', f'"{name}"', kind, times, *values))))
+        for (name, kind, *others), times in found.items():
+            lines.append(",".join(map(str, (f'"{column}"', f'"{name}"', kind, times, *others))))
     return "\n".join(lines) + "\n"
 
 

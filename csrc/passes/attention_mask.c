@@ -81,7 +81,7 @@ bool attention_mask_finite(const value *allowed, const value *x) {
 
 /* --- numbers -------------------------------------------------------------------------------------------------------- */
 
-enum { FAR = 10000, MOST_LOOKS = 64 };
+enum { FAR = ATTENTION_FAR, MOST_LOOKS = 64 };
 
 static bool is_near(const value *v) {
     for (int64_t i = 0, count = shape_count(&v->shape); i < count; i++)
@@ -95,6 +95,13 @@ static bool divides_little(const node *n) {
     return node_is(n, "Div") && value_is_filled(n->in[1], &x) && fabs(x) * FAR >= 1;
 }
 
+/* Between numbers that are not large. */
+static bool is_clipped(const node *n) {
+    double low, high;
+    return node_is(n, "Clamp") && node_in(n, 1) && node_in(n, 2) && value_is_filled(n->in[1], &low) &&
+           value_is_filled(n->in[2], &high) && fabs(low) <= FAR && fabs(high) <= FAR;
+}
+
 static bool look_for_far(const value *v, int64_t keys, int *looks) {
     static const char *const moves[] = {"Cast",   "Reshape",      "Transpose", "Expand",
                                         "Gather", "StridedSlice", "Neg",       "Contiguous"};
@@ -103,7 +110,7 @@ static bool look_for_far(const value *v, int64_t keys, int *looks) {
     if (--*looks < 0) return false;
     if (value_is_constant(v)) return is_near(v);
     if (!n) return v->needs_grad; /* a parameter */
-    if (product_is(n) || node_is(n, "Sigmoid") || node_is(n, "Tanh")) return true;
+    if (product_is(n) || node_is(n, "Sigmoid") || node_is(n, "Tanh") || is_clipped(n)) return true;
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++)
         if (node_is(n, moves[i])) return look_for_far(n->in[0], keys, looks);
     if (divides_little(n)) return look_for_far(n->in[0], keys, looks);

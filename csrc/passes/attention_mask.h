@@ -17,6 +17,8 @@ bool attention_mask_split(value *allowed, int64_t batch, int64_t keys, attention
 bool attention_mask_causal(const value *allowed, int64_t length);
 /* Does `allowed` hide just where x, or what has been added to make it, is -inf? */
 bool attention_mask_finite(const value *allowed, const value *x);
+/* Larger numbers are not added to scores exactly enough. */
+enum { ATTENTION_FAR = 10000 };
 /* Scores, or what is added to them, that hide nothing by themselves: made of products, parameters and numbers of which every
  * sum with scores, and its exponential, is exact enough in float32; not infinite, not the lowest of a type, not data. */
 bool attention_is_moderate(const value *v, int64_t keys);

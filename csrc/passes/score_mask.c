@@ -1,11 +1,13 @@
 /* score_mask.c -- a softmax whose scores are replaced, or lowered, by so much that they have no weight  ->  MaskedSoftmax
  *
  *   Softmax(where(allowed, x, lowest)),  Softmax(x + where(allowed, bias, lowest))  ->  MaskedSoftmax(x + bias, allowed)
+ *   Softmax(product + given)  ->  MaskedSoftmax(product + clip(given), given is moderate)
  *
  * with `lowest` -inf or the lowest number of float32 or bfloat16, and several such masks, behind casts and expansions. The
  * two differ for a query that sees no key: PyTorch weighs all keys alike, or gives NaN, the operator zeros. So a plan is
  * made for either answer, and data is asked, as for the number of rows that matter; where some query sees no key nothing
- * is changed. A mask is an operand of attention as one operator then, and padding can be left out. */
+ * is changed. On a GPU, where attention as one operator wants to know it, an addend that is given from outside, without a
+ * gradient, is both: data is asked, too, whether each number in it is moderate, or hides. A mask is an operand of attention as one operator then, and padding can be left out. */
 #include "passes/attention_mask.h"
 #include "passes/rowwise.h"
 
@@ -19,13 +21,14 @@ static const double far_below = -1e37; /* added to a score, or in its place, it 
 
 /* What a mask is made from: a condition, or constants of 0 and of what hides. */
 typedef struct mask {
-    enum { SHOWS, HIDES, ADDED } kind;
+    enum { SHOWS, HIDES, ADDED, GIVEN } kind;
     value *of;
     shape as;      /* before it is broadcast */
     double number; /* that hides */
 } mask;
 
 typedef struct masks {
+    bool given; /* what is given from outside may be one */
     int count;
     mask mask[MOST_MASKS];
 } masks;
@@ -68,12 +71,57 @@ static status strip_where(graph *g, value *v, masks *m, value **rest) {
     return OK;
 }
 
+/* --- what is given from outside -------------------------------------------------------------------------------------- */
+
+/* Floats of the caller's, seen in some way, that nothing trains. */
+static bool is_given(const value *v) {
+    static const char *const views[] = {"Expand", "StridedSlice", "Reshape", "Transpose", "Cast"};
+    const value *at = v;
+
+    if (!dtype_is_float(v->type) || v->shape.rank == 0 || v->needs_grad || value_is_constant(v)) return false;
+    while (at->def) {
+        bool sees = false;
+        for (size_t i = 0; i < sizeof views / sizeof *views; i++) sees |= node_is(at->def, views[i]);
+        if (!sees) return false;
+        at = at->def->in[0];
+    }
+    return !value_is_constant(at);
+}
+
+/* A product, in some type, by a number, or with something added. */
+static bool has_product(const value *v, int looks) {
+    const node *n = v->def;
+    if (!n || looks == 0) return false;
+    if (product_is(n)) return true;
+    if (node_is(n, "Cast") || node_is(n, "Mul") || node_is(n, "Div")) return has_product(n->in[0], looks - 1);
+    return node_is(n, "Add") && (has_product(n->in[0], looks - 1) || has_product(n->in[1], looks - 1));
+}
+
+/* What is moderate of it as it is: the same for all layers. */
+static status emit_near(graph *g, value *v, value **out) {
+    value *low, *high;
+
+    for (const use *u = v->uses; u; u = u->next)
+        if (node_is(u->user, "Clamp") && u->index == 0 && attention_is_moderate(u->user->out[0], v->shape.dim[0]))
+            return *out = u->user->out[0], OK;
+    TRY(graph_scalar(g, v->type, -ATTENTION_FAR, &low));
+    TRY(graph_scalar(g, v->type, ATTENTION_FAR, &high));
+    return emit(g, out, "Clamp", v, low, high);
+}
+
+static status strip_addend(graph *g, value *v, const value *other, masks *m, value **rest) {
+    enum { LOOKS = 6 };
+    if (!m->given || !is_given(v) || !has_product(other, LOOKS)) return strip(g, v, m, rest);
+    if (!add_mask(m, GIVEN, v, far_below)) return *rest = v, OK;
+    return emit_near(g, m->mask[m->count - 1].of, rest);
+}
+
 static status strip_sum(graph *g, value *v, masks *m, value **rest) {
     const int before = m->count;
     value *x, *y;
 
-    TRY(strip(g, v->def->in[0], m, &x));
-    TRY(strip(g, v->def->in[1], m, &y));
+    TRY(strip_addend(g, v->def->in[0], v->def->in[1], m, &x));
+    TRY(strip_addend(g, v->def->in[1], v->def->in[0], m, &y));
     if (m->count == before) return OK;
     *rest = x ? x : y;
     return x && y ? emit(g, rest, "Add", x, y) : OK;
@@ -180,6 +228,10 @@ static status emit_allowed(graph *g, const masks *m, value **allowed) {
             TRY(graph_scalar(g, one->type, 0, &zero));
             TRY(emit(g, &one, "Equal", one, zero));
         }
+        if (own->kind == GIVEN) {
+            TRY(graph_scalar(g, one->type, -ATTENTION_FAR, &zero));
+            TRY(emit(g, &one, "GreaterOrEqual", one, zero));
+        }
         TRY(emit_reshape(g, one, &own->as, &one));
         if (*allowed) TRY(emit(g, allowed, "And", *allowed, one));
         else *allowed = one;
@@ -187,17 +239,43 @@ static status emit_allowed(graph *g, const masks *m, value **allowed) {
     return OK;
 }
 
-/* *any: some query sees no key. */
-static status sees_none(graph *g, const shape *s, value *allowed, bool *any) {
-    const int last = allowed->shape.rank - 1;
-    const int64_t axis = last;
-    value *seen;
+/* Whether any along the last axis is true. */
+static status emit_some(graph *g, value *x, value **out) {
+    const int64_t axis = x->shape.rank - 1;
+
+    TRY(emit_cast(g, x, I32, out));
+    TRY(emit_reduce(g, "ReduceMax", *out, 1, &axis, true, out));
+    return emit_cast(g, *out, BOOL, out);
+}
+
+/* Numbers of a given mask that are neither moderate nor hide: large ones, NaN, and what is far below, but not enough. */
+static status emit_odd(graph *g, const mask *m, value **out) {
+    value *low, *high, *lowest, *near, *below;
+
+    TRY(graph_scalar(g, m->of->type, -ATTENTION_FAR, &low));
+    TRY(graph_scalar(g, m->of->type, ATTENTION_FAR, &high));
+    TRY(graph_scalar(g, m->of->type, far_below, &lowest));
+    TRY(emit(g, &near, "GreaterOrEqual", m->of, low));
+    TRY(emit(g, &below, "LessOrEqual", m->of, high));
+    TRY(emit(g, &near, "And", near, below));
+    TRY(emit(g, &below, "LessOrEqual", m->of, lowest));
+    TRY(emit(g, &near, "Or", near, below));
+    return emit(g, out, "Not", near);
+}
+
+/* *any: some query sees no key, or a given mask is no mask. */
+static status sees_none(graph *g, const shape *s, const masks *m, value *allowed, bool *any) {
+    value *seen, *odd;
 
     if (attention_mask_causal(allowed, s->dim[s->rank - 1])) return *any = false, OK;
-    TRY(emit_cast(g, allowed, I32, &seen));
-    TRY(emit_reduce(g, "ReduceMax", seen, 1, &axis, false, &seen));
-    TRY(emit_cast(g, seen, BOOL, &seen));
+    TRY(emit_some(g, allowed, &seen));
     TRY(emit(g, &seen, "Not", seen));
+    for (int i = 0; i < m->count; i++) {
+        if (m->mask[i].kind != GIVEN) continue;
+        TRY(emit_odd(g, &m->mask[i], &odd));
+        TRY(emit_some(g, odd, &odd));
+        TRY(emit(g, &seen, "Or", seen, odd));
+    }
     TRY(emit_reshape(g, seen, &SHAPE(shape_count(&seen->shape)), &seen));
     if (!value_is_constant(seen) && !may_ask(s, allowed)) return *any = true, OK;
     return rows_any(g, seen, any);
@@ -208,7 +286,7 @@ static status find_answer(graph *g, const shape *s, const masks *m, answers *kno
         if (are_same(&known->answer[i].of, m)) return *out = known->answer[i], OK;
     out->of = *m;
     TRY(emit_allowed(g, m, &out->allowed));
-    TRY(sees_none(g, s, out->allowed, &out->some_see_none));
+    TRY(sees_none(g, s, &out->of, out->allowed, &out->some_see_none));
     if (known->count < MOST_ASKED) known->answer[known->count++] = *out;
     return OK;
 }
@@ -226,6 +304,12 @@ static bool fits(const node *n, const masks *m, const value *rest) {
            attention_is_moderate(rest, NOWHERE);
 }
 
+/* Attention as one operator of torch's may come of it: of so many scores. */
+static bool wants_given(const graph *g, const shape *s) {
+    return g->cuda && s->rank == 4 &&
+           fused_attention_by_torch(g, F32, TORCH_BIASED, s, 8, 8, false, !g->attention_everywhere);
+}
+
 static status hide(graph *g, node *n, answers *known, int *fired) {
     const bool safe = node_is(n, "MaskedSoftmax");
     masks m = {0};
@@ -235,6 +319,7 @@ static status hide(graph *g, node *n, answers *known, int *fired) {
     if (!safe && (!node_is(n, "Softmax") || !node_is_along_last_axis(n))) return OK;
     if (node_in(n, 1) && !attention_mask_finite(n->in[1], n->in[0])) return OK;
     if (n->out[0]->shape.rank < 2 || shape_count(&n->out[0]->shape) == 0) return OK;
+    m.given = wants_given(g, &n->out[0]->shape);
     TRY(strip(g, n->in[0], &m, &rest));
     if (m.count == 0 || !fits(n, &m, rest)) return OK;
     bool asks = !safe;

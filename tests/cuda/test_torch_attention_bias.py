@@ -265,3 +265,54 @@ def test_where_a_query_sees_nothing_lowest_numbers_stay(driver, fake):  # noqa: 
     y = biased(*(x.float() for x in leaves), mask.float())
     for ours, theirs in zip(found, [y, *torch.autograd.grad(y, leaves, dy)], strict=True):
         torch.testing.assert_close(ours, theirs.to(ours.dtype), rtol=1e-4, atol=1e-4)
+
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+def given_mask(kind, dtype):
+    """What a script may add to scores, without a gradient."""
+    mask = torch.zeros(B, 1, S, S)
+    mask[:, :, :, 30:] = {"infinite": -torch.inf, "far": -1e9}.get(kind, LOWEST)
+    if kind == "keys":
+        mask = mask[:, :, :1]
+    if kind == "moderate":
+        mask = torch.randn(1, H, S, S)
+    if kind == "both":
+        mask = mask + torch.randn(B, H, S, S)
+    if kind == "nothing seen":
+        mask[1, 0, 7] = LOWEST
+    if kind in ("large", "no number"):
+        mask[2, 0, 3, 4] = 2e4 if kind == "large" else torch.nan
+    return mask.to(dtype)
+
+
+#: Whether torch's kernel may take it: nothing else hides, or is added, in it.
+GIVEN = {"infinite": 1, "lowest": 1, "keys": 1, "moderate": 1, "both": 1, "nothing seen": 0, "far": 0, "large": 0,
+         "no number": 0}  # fmt: skip
+
+
+def two_layers(q, k, v, mask):
+    return biased(biased(q, k, v, mask[:, :, :, :S]), k, v, mask[:, :, :, :S])
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+@each("dtype", [BF16, torch.float32], [BF16], pytest.mark.emulated_full, ids=str)
+def test_a_mask_of_floats_that_is_given(driver, fake, kind, dtype):  # noqa: F811
+    """Data is asked what is in it, once for all layers; whatever that is, results are PyTorch's."""
+    torch.manual_seed(0)
+    tensors = [*(torch.randn(s).to(dtype) for s in QKV), given_mask(kind, dtype)]
+    made, dy = export(Function(two_layers), tensors), torch.randn(QKV[0]).to(dtype)
+    before = fake.fake_attentions_by(EFFICIENT)
+    run = made.run(tensors, [True] * 3 + [False], [True], seed=1)
+    found = [run.outputs[0], *(d for d in run.backward([dy]) if d is not None)]
+    assert fake.fake_attentions_by(EFFICIENT) == before + 4 * GIVEN[kind]
+    lines = [line for line in list(made.plans.values())[-1].text().splitlines() if "= FusedAttention(" in line]
+    biases = {line.split("(")[1].split(", ")[4] for line in lines if "torch=3" in line}
+    assert len(lines) == 2 and len(biases) == GIVEN[kind], "all layers have one"
+    leaves = [x.double().requires_grad_() for x in tensors[:3]]
+    y = two_layers(*leaves, tensors[3].double())
+    for ours, theirs in zip(found, [y, *torch.autograd.grad(y, leaves, dy.double())], strict=True):
+        scale = max(1, theirs.abs().nan_to_num().max())
+        assert torch.equal(ours.isnan(), theirs.isnan())
+        assert ((ours.double() - theirs).abs().nan_to_num() <= 3 * TOLERANCE[dtype] * scale).all()
