@@ -261,7 +261,7 @@ status linear_cross_entropy_grad_cuda(ctx *c, const call *k) {
 /* A piece of a line from `first` on becomes the bias; behind the last class zeros, which nothing reads. Then the columns
  * of a gradient: a block adds up COLUMNS of all rows in float64, each of its lanes every LANES-th row, and chunks add up in
  * their order. Lines begin on 16 bytes. */
-#define BIAS_KERNELS(A, suffix, TYPE, TAKE, WRITE, READ_PIECES)                                                        \
+#define FILL_KERNEL(A, suffix, TYPE, TAKE, WRITE)                                                                      \
     KERNEL(linear_loss_fill_##suffix, bias_args) {                                                                     \
         const int64_t pieces = a.line / AT_ONCE;                                                                       \
         FOR_EACH(i, a.rows * pieces) {                                                                                 \
@@ -270,7 +270,10 @@ status linear_cross_entropy_grad_cuda(ctx *c, const call *k) {
             TAKE(a.bias, a.type, first, 0, a.classes, x);                                                              \
             WRITE(a.logits, TYPE, i * AT_ONCE, x);                                                                     \
         }                                                                                                              \
-    }                                                                                                                  \
+    }
+
+/* The sums of this lane's rows, of the classes from `first` on. */
+#define ADD_ROWS(A, suffix, TYPE, READ_PIECES)                                                                         \
     DEVICE void add_rows_##suffix(const bias_args *a, int64_t row, int64_t first, double total[AT_ONCE]) {             \
         for (; row < a->rows; row += LANES * PIECES_OF(TYPE)) {                                                        \
             A x[PIECES_OF(TYPE)][AT_ONCE];                                                                             \
@@ -285,7 +288,9 @@ status linear_cross_entropy_grad_cuda(ctx *c, const call *k) {
                 UNROLL for (int j = 0; j < AT_ONCE; j++) total[j] += (double)x[k][j];                                  \
             }                                                                                                          \
         }                                                                                                              \
-    }                                                                                                                  \
+    }
+
+#define COLUMNS_KERNEL(suffix)                                                                                         \
     KERNEL(linear_loss_columns_##suffix, bias_args) {                                                                  \
         SHARED(double, totals, COLUMNS *LANES);                                                                        \
         const int lane = threadIdx.x / (COLUMNS / AT_ONCE), own = threadIdx.x % (COLUMNS / AT_ONCE) * AT_ONCE;         \
@@ -311,6 +316,10 @@ DEVICE void give_columns(const bias_args *a, int64_t task, const double *totals)
     }
 }
 
-BIAS_KERNELS(float, f32, F32, take_float, write_as_float, read_pieces_float)
-BIAS_KERNELS(double, f64, F64, take_double, write_double, read_pieces_double)
+FILL_KERNEL(float, f32, F32, take_float, write_as_float)
+FILL_KERNEL(double, f64, F64, take_double, write_double)
+ADD_ROWS(float, f32, F32, read_pieces_float)
+ADD_ROWS(double, f64, F64, read_pieces_double)
+COLUMNS_KERNEL(f32)
+COLUMNS_KERNEL(f64)
 #endif
