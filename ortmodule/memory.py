@@ -27,6 +27,7 @@ from ortmodule.module import ORTModule
 __all__ = ["HeldTensor", "Peak", "Price", "largest_batch", "pareto", "predict"]
 
 MOST_SIZE, MOST_BYTES = 1 << 31, 1 << 63  # that :func:`largest_batch` looks at
+LEFT = 50  # of so many parts of what is free one is for what no plan counts: Python's objects, threads
 
 
 def predict(model: nn.Module, *args: Any, optimizer: str | torch.optim.Optimizer = "none", **kwargs: Any) -> Peak:
@@ -44,7 +45,7 @@ def predict(model: nn.Module, *args: Any, optimizer: str | torch.optim.Optimizer
     Raises ``ortmodule.UnsupportedError`` where PyTorch would run the module or a part of it, whose memory no plan
     counts; MemoryError for a budget that cannot be kept.
     """
-    return _Step(model, (args, kwargs), optimizer).peak()
+    return Step(model, (args, kwargs), optimizer).peak()
 
 
 def largest_batch(
@@ -59,14 +60,15 @@ def largest_batch(
 
     ``sample``: a tuple of arguments, a dictionary of those with names, or one argument. ``dim``: the dimension that is
     the batch; the first tensor that has it says how large the batch is, and all tensors with that size there go along.
-    ``budget``: None: the model's ``Config.memory_budget``, or else what is free now. ``optimizer``: as in
+    ``budget``: None: the model's ``Config.memory_budget``, or else what is free now: of the machine, of this process's
+    control groups, of its addresses (RLIMIT_AS); a fiftieth is left for what no plan counts. ``optimizer``: as in
     :func:`predict`. Backward computes again what the model's settings say: with
     ``ORTModule(model, config=Config(memory_budget=...))`` whatever it takes.
 
     Raises MemoryError where not even a batch of 1 fits, ``ortmodule.UnsupportedError`` as :func:`predict` does, and
     where the graph holds for this batch alone.
     """
-    step = _Step(model, as_arguments(sample), optimizer)
+    step = Step(model, as_arguments(sample), optimizer)
     first = next((t for t in step.call.inputs if t.dim() > dim), None)
     if first is None:
         raise ValueError(f"no tensor of the sample has a dimension {dim}")
@@ -104,7 +106,7 @@ def pareto(
     ``sample``, ``optimizer``: as in :func:`largest_batch`. ``points``: budgets that are planned, at equal distances.
     Peaks descend and work ascends: a budget whose plan takes more of both than another's is left out.
     """
-    step = _Step(model, as_arguments(sample), optimizer)
+    step = Step(model, as_arguments(sample), optimizer)
     offload = step.graph.session.memory.offload
     stored, least = step.peak(MemoryGoal(0, MOST_BYTES)), step.peak(MemoryGoal(ALL_AGAIN, 0, offload=offload))
     found = [stored, least]
@@ -120,7 +122,7 @@ def pareto(
     return prices
 
 
-class _Step:
+class Step:
     """A step that is planned, at the sizes of its sample or others."""
 
     def __init__(
@@ -133,18 +135,24 @@ class _Step:
         with _refusing():
             self.graph, self.call = wrapped._ortmodule.prepare(args, kwargs)
 
+    def plan(
+        self, memory: MemoryGoal | None = None, shapes: tuple | None = None,
+        inputs: Callable[[], Sequence[torch.Tensor]] | None = None,
+    ) -> _core.Plan:  # fmt: skip
+        """Made anew. ``memory``: a goal other than the model's. ``shapes``, ``inputs``: other than the sample's."""
+        if memory is not None:
+            known = self.graph.session.memory
+            memory = memory._replace(beside=known.beside, joint_from=known.joint_from)
+        with _refusing():
+            return self.graph.sketch(shapes or self.call.shapes, inputs or (lambda: self.call.inputs), memory)
+
     def peak(
         self, memory: MemoryGoal | None = None, shapes: tuple | None = None,
         inputs: Callable[[], Sequence[torch.Tensor]] | None = None,
     ) -> Peak:  # fmt: skip
-        """``memory``: a goal other than the model's. ``shapes``, ``inputs``: other than the sample's."""
-        shapes, graph = shapes or self.call.shapes, self.graph
-        if memory is not None:
-            known = graph.session.memory
-            memory = memory._replace(beside=known.beside, joint_from=known.joint_from)
-        with _refusing():
-            plan = graph.sketch(shapes, inputs or (lambda: self.call.inputs), memory)
-        return peak_of(graph, graph.executables.specs_for(shapes), plan, self.optimizer)
+        """As :meth:`plan`."""
+        specs = self.graph.executables.specs_for(shapes or self.call.shapes)
+        return peak_of(self.graph, specs, self.plan(memory, shapes, inputs), self.optimizer)
 
     def peak_at(self, dim: int, batch: int, size: int) -> Peak:
         """With ``size`` in place of ``batch`` in that dimension of all tensors; their rows are those of the sample."""
@@ -172,6 +180,7 @@ class _Step:
             free = torch.cuda.mem_get_info(gpu)[0] + torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
         else:
             free = _core.memory_limits()["room"]
+        free -= free // LEFT
         held = {id(slot.get()): slot.get() for slot in self.graph.tree.slots.values()}
         return free + (sum(t.nbytes for t in held.values()) if self._there else 0)
 

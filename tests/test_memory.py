@@ -1,7 +1,9 @@
 """What a step takes is known before there is one, to the byte."""
 
 import gc
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -298,6 +300,42 @@ def test_what_is_free_is_the_budget_where_none_is_given():
     largest = memory.largest_batch(ORTModule(Large()), x)
     free = _core.memory_limits()["most"]
     assert 0 < largest * (1 << 26) < free
+
+
+LIMITED = """
+import resource
+import torch
+from torch import nn
+from ortmodule import ORTModule, _core, memory
+
+model, x = ORTModule(nn.Sequential(nn.Linear(64, 4096), nn.Tanh(), nn.Linear(4096, 64))), torch.ones(8, 64)
+model(x).sum().backward()
+model.zero_grad()
+mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (1 << 30), resource.RLIM_INFINITY))
+room, held = _core.memory_limits()["room"], sum(p.nbytes for p in model.parameters())
+largest = memory.largest_batch(model, x)
+model(x[:1].expand(largest, -1)).sum().backward()
+model.zero_grad()
+try:
+    model(x[:1].expand(2 * largest, -1))
+except MemoryError as error:
+    print(room, held, largest, *(memory.predict(model, x[:1].expand(n, -1)).total for n in (largest, largest + 1)))
+"""
+
+
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer wants all addresses")
+def test_a_limit_of_addresses_is_what_is_free():
+    """In a process with a limit of addresses the largest batch is found without a try, and trains; twice as much is
+    refused."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LIMITED], capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    room, held, largest, takes, more = map(int, done.stdout.split())
+    assert room <= 1 << 30 and largest > 1000
+    assert takes <= room + held < 1.03 * more
 
 
 def test_a_budget_of_the_model_makes_room_by_recomputation():
