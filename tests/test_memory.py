@@ -12,6 +12,7 @@ from torch import nn
 
 from ortmodule import Config, ORTModule, UnsupportedError, _core, explain, memory
 from ortmodule.__main__ import main
+from ortmodule.engine.memory_goal import ALL_AGAIN, MemoryGoal
 from tests.engine.test_recomputation import IDS, MODELS, same_bits
 from tests.selection import each
 
@@ -369,6 +370,29 @@ def make():
 def nothing():
     return None
 """
+
+
+def test_large_results_do_not_make_a_budget_dear():
+    """What forward gives counts, and no recomputation makes it smaller: a budget that is missed by little takes little
+    work, and few plans."""
+
+    class Tall(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.GELU()) for _ in range(12)))
+            self.head = nn.Linear(32, 4000)
+
+        def forward(self, x):
+            return self.head(self.layers(x))
+
+    step = memory.Step(Tall(), ((torch.ones(64, 32),), {}), "none")
+    kept, least = step.peak(MemoryGoal(0, 1 << 40)), step.peak(MemoryGoal(ALL_AGAIN, 0))
+    goal = MemoryGoal(0, kept.total - (kept.total - least.total) // 8)
+    peak = step.peak(goal)
+    assert least.total <= peak.total <= goal.budget < kept.total
+    assert 0 < peak.extra_work < least.extra_work / 4
+    assert step.plan(goal).compiles <= 4
+    assert step.peak(MemoryGoal(0, least.total)).total == least.total
 
 
 def test_the_command_line(tmp_path, monkeypatch, capsys):
