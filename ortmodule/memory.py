@@ -22,6 +22,7 @@ from ortmodule.core.pytree import as_arguments
 from ortmodule.core.torch_private import tree_map_only
 from ortmodule.debug.peak import HeldTensor, Peak, peak_of
 from ortmodule.engine.memory_goal import ALL_AGAIN, MOST_NAMED, MemoryGoal
+from ortmodule.engine.rates import seconds_of
 from ortmodule.module import ORTModule
 
 __all__ = ["HeldTensor", "Peak", "Price", "largest_batch", "pareto", "predict"]
@@ -96,6 +97,7 @@ class Price(NamedTuple):
     peak: int  #: bytes, as ``Peak.total``
     extra_work: float  #: by which share what backward computes again, or moves, adds to the work of a step, estimated
     offloaded: int = 0  #: bytes that wait for backward elsewhere, which ``peak`` does not count
+    seconds: float = 0.0  #: of forward and backward, predicted from their work and what this machine does in a second
 
 
 def pareto(
@@ -104,19 +106,21 @@ def pareto(
     """What budgets cost, from that of a step that keeps everything down to the least that can be reached.
 
     ``sample``, ``optimizer``: as in :func:`largest_batch`. ``points``: budgets that are planned, at equal distances.
-    Peaks descend and work ascends: a budget whose plan takes more of both than another's is left out.
+    Peaks descend and work ascends: a budget whose plan takes more of both than another's is left out. How fast this
+    machine is in products and in moving bytes is measured with the first call of a process.
     """
     step = Step(model, as_arguments(sample), optimizer)
     offload = step.graph.session.memory.offload
-    stored, least = step.peak(MemoryGoal(0, MOST_BYTES)), step.peak(MemoryGoal(ALL_AGAIN, 0, offload=offload))
+    stored, least = (
+        step.priced(goal) for goal in (MemoryGoal(0, MOST_BYTES), MemoryGoal(ALL_AGAIN, 0, offload=offload))
+    )
     found = [stored, least]
     for i in range(1, points - 1):
-        budget = stored.total + (least.total - stored.total) * i // (points - 1)
+        budget = stored[0].total + (least[0].total - stored[0].total) * i // (points - 1)
         with contextlib.suppress(MemoryError):  # less than the least, where that is not the least
-            found.append(step.peak(MemoryGoal(0, budget - stored.optimizer, offload=offload)))
+            found.append(step.priced(MemoryGoal(0, budget - stored[0].optimizer, offload=offload)))
     prices: list[Price] = []
-    all_prices = (Price(peak.total, peak.extra_work, peak.offloaded) for peak in found)
-    for price in sorted(all_prices, key=lambda p: (p.extra_work, p.peak)):
+    for price in sorted((price for _, price in found), key=lambda p: (p.extra_work, p.peak)):
         if not prices or price.peak < prices[-1].peak:
             prices.append(price)
     return prices
@@ -151,8 +155,18 @@ class Step:
         inputs: Callable[[], Sequence[torch.Tensor]] | None = None,
     ) -> Peak:  # fmt: skip
         """As :meth:`plan`."""
+        return self._peak_of(self.plan(memory, shapes, inputs), shapes)
+
+    def _peak_of(self, plan: _core.Plan, shapes: tuple | None = None) -> Peak:
         specs = self.graph.executables.specs_for(shapes or self.call.shapes)
-        return peak_of(self.graph, specs, self.plan(memory, shapes, inputs), self.optimizer)
+        return peak_of(self.graph, specs, plan, self.optimizer)
+
+    def priced(self, memory: MemoryGoal) -> tuple[Peak, Price]:
+        """The peak of a step with this goal, and what it costs."""
+        plan = self.plan(memory)
+        peak = self._peak_of(plan)
+        seconds = seconds_of(plan, self.graph.executables.gpu)
+        return peak, Price(peak.total, peak.extra_work, peak.offloaded, seconds)
 
     def peak_at(self, dim: int, batch: int, size: int) -> Peak:
         """With ``size`` in place of ``batch`` in that dimension of all tensors; their rows are those of the sample."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 #: Plans kept for shapes seen before, and what they may take themselves (not the memory of their runs).
-MOST_PLANS, MOST_PLAN_BYTES = 128, 256 << 20
+MOST_PLANS, MOST_PLAN_BYTES = 128, 1 << 30
 
 V = TypeVar("V")
 
