@@ -83,7 +83,8 @@ def _memory(given: argparse.Namespace) -> None:
     print(peak)
     print("budgets")
     for price in memory.pareto(module, batch, optimizer=given.optimizer):
-        print(f"  {in_units(price.peak)} with {100 * price.extra_work:.1f} % more work")
+        work, seconds = f"{100 * price.extra_work:.1f} % more work", f"about {price.seconds:.3g} s a step"
+        print(f"  {in_units(price.peak)} with {work}, {seconds}")
     if given.budget is None:
         return
     stored = memory.largest_batch(module, batch, given.budget, given.dim, optimizer=given.optimizer)

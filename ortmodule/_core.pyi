@@ -1,7 +1,7 @@
 """The C engine (csrc/py): models, plans, optimizer steps, and what the process knows of CPUs, GPUs and libraries."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeAlias, TypedDict, final
+from typing import Any, Final, Literal, NoReturn, TypeAlias, TypedDict, final
 
 import torch
 from typing_extensions import Buffer
@@ -154,6 +154,10 @@ class Plan:
     def recomputed(self) -> tuple[int, float]:
         """How many values backward computes again, and by which share that adds to a step's work, estimated."""
     @property
+    def work(self) -> tuple[float, float, float, float, float]:
+        """Multiplications and additions of products, of those in 16 bits, of other kernels; bytes read or written, and
+        moved to other memory or back: of all instructions, estimated."""
+    @property
     def compiles(self) -> int:
         """How often the model was compiled until the plan was within its budget."""
     @property
@@ -263,6 +267,8 @@ class Plan:
         """For each input a new tensor for its gradient, not filled, or None; in the arena of ``joint_arena``."""
     def joint_arena(self, tensor_type: type[torch.Tensor], another: bool = False, /) -> torch.Tensor | None:
         """Memory for a run with ``joint=True``. None: there is none, or one of this model's is in use."""
+    def no_memory(self) -> NoReturn:
+        """MemoryError for an arena that cannot be had, with the largest of what it would hold."""
     def take_room(self) -> OffloadRoom:
         """Where a run offloads activations to. MemoryError, or OSError, where ``offload_bytes`` have no room."""
     def give_room(self, room: OffloadRoom, /) -> None:

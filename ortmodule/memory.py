@@ -22,11 +22,13 @@ from ortmodule.core.pytree import as_arguments
 from ortmodule.core.torch_private import tree_map_only
 from ortmodule.debug.peak import HeldTensor, Peak, peak_of
 from ortmodule.engine.memory_goal import ALL_AGAIN, MOST_NAMED, MemoryGoal
+from ortmodule.engine.rates import seconds_of
 from ortmodule.module import ORTModule
 
 __all__ = ["HeldTensor", "Peak", "Price", "largest_batch", "pareto", "predict"]
 
 MOST_SIZE, MOST_BYTES = 1 << 31, 1 << 63  # that :func:`largest_batch` looks at
+LEFT = 50  # of so many parts of what is free one is for what no plan counts: Python's objects, threads
 
 
 def predict(model: nn.Module, *args: Any, optimizer: str | torch.optim.Optimizer = "none", **kwargs: Any) -> Peak:
@@ -44,7 +46,7 @@ def predict(model: nn.Module, *args: Any, optimizer: str | torch.optim.Optimizer
     Raises ``ortmodule.UnsupportedError`` where PyTorch would run the module or a part of it, whose memory no plan
     counts; MemoryError for a budget that cannot be kept.
     """
-    return _Step(model, (args, kwargs), optimizer).peak()
+    return Step(model, (args, kwargs), optimizer).peak()
 
 
 def largest_batch(
@@ -59,14 +61,15 @@ def largest_batch(
 
     ``sample``: a tuple of arguments, a dictionary of those with names, or one argument. ``dim``: the dimension that is
     the batch; the first tensor that has it says how large the batch is, and all tensors with that size there go along.
-    ``budget``: None: the model's ``Config.memory_budget``, or else what is free now. ``optimizer``: as in
+    ``budget``: None: the model's ``Config.memory_budget``, or else what is free now: of the machine, of this process's
+    control groups, of its addresses (RLIMIT_AS); a fiftieth is left for what no plan counts. ``optimizer``: as in
     :func:`predict`. Backward computes again what the model's settings say: with
     ``ORTModule(model, config=Config(memory_budget=...))`` whatever it takes.
 
     Raises MemoryError where not even a batch of 1 fits, ``ortmodule.UnsupportedError`` as :func:`predict` does, and
     where the graph holds for this batch alone.
     """
-    step = _Step(model, as_arguments(sample), optimizer)
+    step = Step(model, as_arguments(sample), optimizer)
     first = next((t for t in step.call.inputs if t.dim() > dim), None)
     if first is None:
         raise ArgumentError(f"no tensor of the sample has a dimension {dim}")
@@ -95,6 +98,7 @@ class Price(NamedTuple):
     peak: int  #: bytes, as ``Peak.total``
     extra_work: float  #: by which share what backward computes again, or moves, adds to the work of a step, estimated
     offloaded: int = 0  #: bytes that wait for backward elsewhere, which ``peak`` does not count
+    seconds: float = 0.0  #: of forward and backward, predicted from their work and what this machine does in a second
 
 
 def pareto(
@@ -103,25 +107,27 @@ def pareto(
     """What budgets cost, from that of a step that keeps everything down to the least that can be reached.
 
     ``sample``, ``optimizer``: as in :func:`largest_batch`. ``points``: budgets that are planned, at equal distances.
-    Peaks descend and work ascends: a budget whose plan takes more of both than another's is left out.
+    Peaks descend and work ascends: a budget whose plan takes more of both than another's is left out. How fast this
+    machine is in products and in moving bytes is measured with the first call of a process.
     """
-    step = _Step(model, as_arguments(sample), optimizer)
+    step = Step(model, as_arguments(sample), optimizer)
     offload = step.graph.session.memory.offload
-    stored, least = step.peak(MemoryGoal(0, MOST_BYTES)), step.peak(MemoryGoal(ALL_AGAIN, 0, offload=offload))
+    stored, least = (
+        step.priced(goal) for goal in (MemoryGoal(0, MOST_BYTES), MemoryGoal(ALL_AGAIN, 0, offload=offload))
+    )
     found = [stored, least]
     for i in range(1, points - 1):
-        budget = stored.total + (least.total - stored.total) * i // (points - 1)
+        budget = stored[0].total + (least[0].total - stored[0].total) * i // (points - 1)
         with contextlib.suppress(MemoryError):  # less than the least, where that is not the least
-            found.append(step.peak(MemoryGoal(0, budget - stored.optimizer, offload=offload)))
+            found.append(step.priced(MemoryGoal(0, budget - stored[0].optimizer, offload=offload)))
     prices: list[Price] = []
-    all_prices = (Price(peak.total, peak.extra_work, peak.offloaded) for peak in found)
-    for price in sorted(all_prices, key=lambda p: (p.extra_work, p.peak)):
+    for price in sorted((price for _, price in found), key=lambda p: (p.extra_work, p.peak)):
         if not prices or price.peak < prices[-1].peak:
             prices.append(price)
     return prices
 
 
-class _Step:
+class Step:
     """A step that is planned, at the sizes of its sample or others."""
 
     def __init__(
@@ -134,18 +140,34 @@ class _Step:
         with _refusing():
             self.graph, self.call = wrapped._ortmodule.prepare(args, kwargs)
 
+    def plan(
+        self, memory: MemoryGoal | None = None, shapes: tuple | None = None,
+        inputs: Callable[[], Sequence[torch.Tensor]] | None = None,
+    ) -> _core.Plan:  # fmt: skip
+        """Made anew. ``memory``: a goal other than the model's. ``shapes``, ``inputs``: other than the sample's."""
+        if memory is not None:
+            known = self.graph.session.memory
+            memory = memory._replace(beside=known.beside, joint_from=known.joint_from)
+        with _refusing():
+            return self.graph.sketch(shapes or self.call.shapes, inputs or (lambda: self.call.inputs), memory)
+
     def peak(
         self, memory: MemoryGoal | None = None, shapes: tuple | None = None,
         inputs: Callable[[], Sequence[torch.Tensor]] | None = None,
     ) -> Peak:  # fmt: skip
-        """``memory``: a goal other than the model's. ``shapes``, ``inputs``: other than the sample's."""
-        shapes, graph = shapes or self.call.shapes, self.graph
-        if memory is not None:
-            known = graph.session.memory
-            memory = memory._replace(beside=known.beside, joint_from=known.joint_from)
-        with _refusing():
-            plan = graph.sketch(shapes, inputs or (lambda: self.call.inputs), memory)
-        return peak_of(graph, graph.executables.specs_for(shapes), plan, self.optimizer)
+        """As :meth:`plan`."""
+        return self._peak_of(self.plan(memory, shapes, inputs), shapes)
+
+    def _peak_of(self, plan: _core.Plan, shapes: tuple | None = None) -> Peak:
+        specs = self.graph.executables.specs_for(shapes or self.call.shapes)
+        return peak_of(self.graph, specs, plan, self.optimizer)
+
+    def priced(self, memory: MemoryGoal) -> tuple[Peak, Price]:
+        """The peak of a step with this goal, and what it costs."""
+        plan = self.plan(memory)
+        peak = self._peak_of(plan)
+        seconds = seconds_of(plan, self.graph.executables.gpu)
+        return peak, Price(peak.total, peak.extra_work, peak.offloaded, seconds)
 
     def peak_at(self, dim: int, batch: int, size: int) -> Peak:
         """With ``size`` in place of ``batch`` in that dimension of all tensors; their rows are those of the sample."""
@@ -173,6 +195,7 @@ class _Step:
             free = torch.cuda.mem_get_info(gpu)[0] + torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
         else:
             free = _core.memory_limits()["room"]
+        free -= free // LEFT
         held = {id(slot.get()): slot.get() for slot in self.graph.tree.slots.values()}
         return free + (sum(t.nbytes for t in held.values()) if self._there else 0)
 

@@ -1,7 +1,9 @@
 """What a step takes is known before there is one, to the byte."""
 
 import gc
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 
 from ortmodule import Config, ORTModule, UnsupportedError, _core, explain, memory
 from ortmodule.__main__ import main
+from ortmodule.engine.memory_goal import ALL_AGAIN, MemoryGoal
 from tests.engine.test_recomputation import IDS, MODELS, same_bits
 from tests.selection import each
 
@@ -300,6 +303,42 @@ def test_what_is_free_is_the_budget_where_none_is_given():
     assert 0 < largest * (1 << 26) < free
 
 
+LIMITED = """
+import resource
+import torch
+from torch import nn
+from ortmodule import ORTModule, _core, memory
+
+model, x = ORTModule(nn.Sequential(nn.Linear(64, 4096), nn.Tanh(), nn.Linear(4096, 64))), torch.ones(8, 64)
+model(x).sum().backward()
+model.zero_grad()
+mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (1 << 30), resource.RLIM_INFINITY))
+room, held = _core.memory_limits()["room"], sum(p.nbytes for p in model.parameters())
+largest = memory.largest_batch(model, x)
+model(x[:1].expand(largest, -1)).sum().backward()
+model.zero_grad()
+try:
+    model(x[:1].expand(2 * largest, -1))
+except MemoryError as error:
+    print(room, held, largest, *(memory.predict(model, x[:1].expand(n, -1)).total for n in (largest, largest + 1)))
+"""
+
+
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer wants all addresses")
+def test_a_limit_of_addresses_is_what_is_free():
+    """In a process with a limit of addresses the largest batch is found without a try, and trains; twice as much is
+    refused."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LIMITED], capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    room, held, largest, takes, more = map(int, done.stdout.split())
+    assert room <= 1 << 30 and largest > 1000
+    assert takes <= room + held < 1.03 * more
+
+
 def test_a_budget_of_the_model_makes_room_by_recomputation():
     model = Small(8)
     budget = 3 * memory.predict(model, IDS).total
@@ -331,6 +370,29 @@ def make():
 def nothing():
     return None
 """
+
+
+def test_large_results_do_not_make_a_budget_dear():
+    """What forward gives counts, and no recomputation makes it smaller: a budget that is missed by little takes little
+    work, and few plans."""
+
+    class Tall(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.GELU()) for _ in range(12)))
+            self.head = nn.Linear(32, 4000)
+
+        def forward(self, x):
+            return self.head(self.layers(x))
+
+    step = memory.Step(Tall(), ((torch.ones(64, 32),), {}), "none")
+    kept, least = step.peak(MemoryGoal(0, 1 << 40)), step.peak(MemoryGoal(ALL_AGAIN, 0))
+    goal = MemoryGoal(0, kept.total - (kept.total - least.total) // 8)
+    peak = step.peak(goal)
+    assert least.total <= peak.total <= goal.budget < kept.total
+    assert 0 < peak.extra_work < least.extra_work / 4
+    assert step.plan(goal).compiles <= 4
+    assert step.peak(MemoryGoal(0, least.total)).total == least.total
 
 
 def test_the_command_line(tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-/* limit.c -- the files of /proc and of control groups that say how much memory there is. */
+/* limit.c -- the files of /proc and of control groups that say how much memory there is, and the limit of addresses. */
 #include "core/limit.h"
 
 #include <limits.h>
@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 static char root[256]; /* what stands before each file's name */
 
@@ -136,6 +138,25 @@ static void narrow_by(const version *v, memory_limits *l) {
     if (length > 0 && (size_t)length < sizeof folder.text) narrow(v, folder.text, strlen(at.text), l);
 }
 
+/* --- addresses ------------------------------------------------------------------------------------------------------ */
+
+/* Bytes of addresses that this process may have; SIZE_MAX: any number. */
+static size_t most_addresses(void) {
+    struct rlimit of;
+
+    return getrlimit(RLIMIT_AS, &of) == 0 && of.rlim_cur != RLIM_INFINITY ? (size_t)of.rlim_cur : SIZE_MAX;
+}
+
+bool memory_addresses_limited(void) { return most_addresses() < SIZE_MAX; }
+
+static void narrow_by_addresses(memory_limits *l) {
+    const size_t addresses = most_addresses();
+    const size_t mapped = addresses < SIZE_MAX ? read_number("/proc/self", "statm") : SIZE_MAX; /* in pages */
+
+    l->most = less(l->most, addresses);
+    l->room = less(l->room, mapped < SIZE_MAX ? minus(addresses, mapped * (size_t)sysconf(_SC_PAGESIZE)) : addresses);
+}
+
 /* --- all of it ------------------------------------------------------------------------------------------------------ */
 
 memory_limits memory_limits_now(void) {
@@ -145,6 +166,7 @@ memory_limits memory_limits_now(void) {
 
     narrow_by(&second, &l);
     narrow_by(&first, &l);
+    narrow_by_addresses(&l);
     l.room = less(l.room, l.most);
     return l;
 }

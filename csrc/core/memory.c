@@ -2,7 +2,7 @@
  *
  * A fresh page costs a fault and its clearing: for the memory of a training step that is tens of milliseconds, every
  * step, when malloc returns large blocks to the system. Blocks of many megabytes reserve twice the addresses they need
- * (addresses are free), so a run of a longer sequence goes on in the same pages; and they ask for huge pages.
+ * (addresses are free, unless they are limited), so a run of a longer sequence goes on in the same pages; and they ask for huge pages.
  *
  * Of a block that is in use a part may be *spare*: the pages stay for the block's next use, unless memory is needed. */
 #define _GNU_SOURCE
@@ -69,7 +69,7 @@ static void ask_huge(block *b) {
 }
 
 static block *map_block(size_t need) {
-    size_t capacity = need < GROWING ? need : round_up(2 * need, HUGE_PAGE);
+    size_t capacity = need < GROWING || memory_addresses_limited() ? need : round_up(2 * need, HUGE_PAGE);
     block *b = map(capacity);
 
     if (!b) b = map(capacity = need);

@@ -120,30 +120,41 @@ static int64_t step_bytes(const plan *p) {
 
 status compile_within(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, int64_t budget,
                       plan **out) {
-    enum { TRIES = 8 };
+    enum { TRIES = 8, A_LITTLE = 256 };
     compile_options to = *o;
     recompute_request *again = &to.again;
     int64_t least = INT64_MAX, bytes;
     char largest[LARGEST_TEXT] = "";
 
-    again->goal = RECOMPUTE_NOTHING;
-    again->target = budget;
+    again->goal = RECOMPUTE_TO;
+    again->target = INT64_MAX; /* nothing runs twice; how much is needed is estimated all the same */
     for (int i = 0; i <= TRIES; i++) {
         if (i > 0) start_anew(c);
         TRY(make(c, model, inputs, &to, out));
         (*out)->compiles = i + 1;
         bytes = step_bytes(*out);
         if (bytes <= budget || !o->output_grads) return o->any_size ? OK : plan_check_limit(c, *out);
-        if (i == 0) again->target += (*out)->gradient_bytes; /* recomputation counts them where the arena has them */
         if (bytes < least) {
             least = bytes;
             TRY(plan_largest(c, *out, largest, sizeof largest));
         }
-        if (again->goal == RECOMPUTE_TO && (*out)->again.after > again->target) break; /* as little as can be reached */
-        /* What the choice estimates and what the plan takes differ: by the passes between them, and by gaps. */
-        if (again->goal == RECOMPUTE_TO) again->target -= bytes - budget + budget / 64;
+        if (i > 0 && (*out)->again.after > again->target) break; /* as little as can be reached */
+        /* What the choice estimates and what the plan takes differ: by results, passes between them, and gaps. */
+        if (i == 0) again->target = (*out)->again.before - (bytes - budget);
+        else again->target -= bytes - budget + (*out)->again.before / A_LITTLE;
         if (i == TRIES - 1) again->target = 0;
-        again->goal = RECOMPUTE_TO;
+    }
+    /* What is made again is not fused as it was before: where that takes more, nearly nothing is. */
+    const int compiles = (*out)->compiles + 1;
+    start_anew(c);
+    again->goal = RECOMPUTE_CHEAP;
+    TRY(make(c, model, inputs, &to, out));
+    (*out)->compiles = compiles;
+    bytes = step_bytes(*out);
+    if (bytes <= budget) return o->any_size ? OK : plan_check_limit(c, *out);
+    if (bytes < least) {
+        least = bytes;
+        TRY(plan_largest(c, *out, largest, sizeof largest));
     }
     return fail(c, E_NOMEM,
                 "a step needs %" PRId64

@@ -3,6 +3,8 @@
 
 #include "gemm/gemm.h"
 
+#include <string.h>
+
 /* Additions and multiplications in the time that one byte takes, of a CPU with AVX-512 and of a GPU with tensor cores. */
 static const double BALANCE = 16, BALANCE_OF_GPUS = 150;
 
@@ -39,16 +41,25 @@ static status add_products(ctx *c, const node *n, double *sum) {
     return OK;
 }
 
-status cost_of_node(ctx *c, const node *n, bool cuda, double *out) {
-    const double balance = cuda ? BALANCE_OF_GPUS : BALANCE;
-    double sum = 0, bytes = 0;
+status work_of_node(ctx *c, const node *n, work *sum) {
+    const bool moves = strcmp(n->op->name, "Offload") == 0 || strcmp(n->op->name, "Reload") == 0;
+    double *bytes = moves ? &sum->moved : &sum->bytes;
+    const bool narrow = n->n_in > 0 && n->in[0] && dtype_size(n->in[0]->type) < dtype_size(F32);
 
     for (int i = 0; i < n->n_in; i++)
-        if (n->in[i]) bytes += (double)value_bytes(n->in[i]);
-    for (int i = 0; i < n->n_out; i++) bytes += (double)value_bytes(n->out[i]);
-    if (n->op->flops) sum = OWN_KERNEL * n->op->flops(n);
-    else if (n->op->products) TRY(add_products(c, n, &sum));
-    *out = sum + balance * bytes;
+        if (n->in[i]) *bytes += (double)value_bytes(n->in[i]);
+    for (int i = 0; i < n->n_out; i++) *bytes += (double)value_bytes(n->out[i]);
+    if (n->op->flops) sum->others += n->op->flops(n);
+    else if (n->op->products) TRY(add_products(c, n, &sum->products[narrow]));
+    return OK;
+}
+
+status cost_of_node(ctx *c, const node *n, bool cuda, double *out) {
+    work w = {0};
+
+    TRY(work_of_node(c, n, &w));
+    *out = w.products[0] + w.products[1] + OWN_KERNEL * w.others +
+           (cuda ? BALANCE_OF_GPUS : BALANCE) * (w.bytes + w.moved);
     return OK;
 }
 

@@ -4,6 +4,17 @@
 
 #include "ops/op.h"
 
+/* What nodes do, added up. */
+typedef struct work {
+    double products[2]; /* multiplications and additions of matrix products: of wide types, and of types of 16 bits */
+    double others;      /* those of other kernels: convolutions, attention, recurrent layers */
+    double bytes;       /* that are read or written */
+    double moved;       /* bytes that go to other memory, or come from there */
+} work;
+
+/* Adds what the node does. Every type and shape is known. */
+MUST_USE status work_of_node(ctx *c, const node *n, work *sum);
+
 /* Multiplications and additions of its products, and for each byte that it reads or writes as many as a processor does in
  * the time that the byte takes; `cuda`: on a GPU. Comparable within one plan only. Every type and shape is known. */
 MUST_USE status cost_of_node(ctx *c, const node *n, bool cuda, double *out);

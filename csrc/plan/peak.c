@@ -77,6 +77,14 @@ static status too_large(ctx *c, const plan *p, int64_t bytes, size_t there, cons
                 what, largest);
 }
 
+status plan_no_memory(ctx *c, const plan *p, bool joint) {
+    char largest[LARGEST_TEXT];
+
+    TRY(plan_largest(c, p, largest, sizeof largest));
+    return fail(c, E_NOMEM, "out of memory: a run takes %" PRId64 " bytes, which cannot be had; the largest: %s",
+                p->run_bytes - p->arena_bytes + plan_arena_bytes(p, joint), largest);
+}
+
 status plan_check_memory(ctx *c, const plan *p, bool joint) {
     const int64_t bytes = p->run_bytes - p->arena_bytes + plan_arena_bytes(p, joint);
 

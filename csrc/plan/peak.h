@@ -16,5 +16,7 @@ MUST_USE status plan_largest(ctx *c, const plan *p, char *text, size_t size);
 MUST_USE status plan_check_limit(ctx *c, const plan *p);
 /* The same where there is not so much memory now. `joint`: for a run with a joint arena. */
 MUST_USE status plan_check_memory(ctx *c, const plan *p, bool joint);
+/* E_NOMEM with the same sentence, of a run whose arena was refused. */
+MUST_USE status plan_no_memory(ctx *c, const plan *p, bool joint);
 
 #endif

@@ -129,12 +129,15 @@ static bool enter(joint_arena *a, bool another) {
     return free_now;
 }
 
-static status check_memory(const plan *p, module_state *m) {
+typedef status of_plan(ctx *c, const plan *p, bool joint);
+
+/* Raises what it says. */
+static status ask(of_plan *question, const plan *p, const module_state *m) {
     status s;
     ctx c;
 
     ctx_init(&c);
-    if ((s = plan_check_memory(&c, p, true)) != OK) raise_status(m, &c.err);
+    if ((s = question(&c, p, true)) != OK) raise_status(m, &c.err);
     ctx_release(&c);
     return s;
 }
@@ -156,10 +159,12 @@ PyObject *plan_joint_arena(PyObject *object, PyObject *args) {
         free(a);
         Py_RETURN_NONE;
     }
-    if (check_memory(p, m) != OK) made = NULL;
-    else if (!(a->memory = memory_take((size_t)a->bytes)))
-        made = PyErr_Format(m->OutOfMemoryError, "out of memory: a run takes %lld bytes", (long long)a->bytes);
-    else made = tensor_over(tensor_type, U8, &all_of_it, a->memory, a, give_arena);
+    made = NULL;
+    if (ask(plan_check_memory, p, m) == OK) {
+        if ((a->memory = memory_take((size_t)a->bytes)))
+            made = tensor_over(tensor_type, U8, &all_of_it, a->memory, a, give_arena);
+        else (void)ask(plan_no_memory, p, m);
+    }
     if (!made) give_arena(a);
     return made;
 }

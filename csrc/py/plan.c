@@ -287,11 +287,23 @@ static PyObject *empty_outputs(PyObject *object, PyObject *args) {
     return empty_values(m, tensor_type, plan_of(object)->g->outputs, plan_of(object)->g->n_outputs);
 }
 
+static PyObject *no_memory(PyObject *object, PyObject *unused) {
+    ctx c;
+
+    (void)unused;
+    ctx_init(&c);
+    if (plan_no_memory(&c, plan_of(object), false) != OK) raise_status(state_of((PyObject *)Py_TYPE(object)), &c.err);
+    ctx_release(&c);
+    return NULL;
+}
+
 static PyMethodDef plan_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))plan_forward, METH_VARARGS | METH_KEYWORDS, plan_forward_doc},
     {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_VARARGS | METH_KEYWORDS, plan_backward_doc},
     {"backward_part", (PyCFunction)(void (*)(void))plan_backward_part, METH_VARARGS | METH_KEYWORDS,
      plan_backward_part_doc},
+    {"no_memory", no_memory, METH_NOARGS,
+     PyDoc_STR("no_memory() -> MemoryError: an arena for a run cannot be had; it names what is the largest there")},
     {"take_room", plan_take_room, METH_NOARGS, plan_take_room_doc},
     {"give_room", plan_give_room, METH_O, plan_give_room_doc},
     {"reads", plan_reads, METH_VARARGS, plan_reads_doc},

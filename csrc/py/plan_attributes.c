@@ -1,4 +1,5 @@
 /* plan_attributes.c -- What _core.Plan says of itself without being run: its attributes. */
+#include "plan/cost.h"
 #include "py/plan.h"
 
 #include <stdlib.h>
@@ -106,6 +107,22 @@ static PyObject *get_recomputed(PyObject *object, void *unused) {
     const recompute_result *r = &plan_of(object)->again;
     (void)unused;
     return Py_BuildValue("(id)", r->count, r->total > 0 ? r->cost / r->total : 0.0);
+}
+
+static PyObject *get_work(PyObject *object, void *unused) {
+    const plan *p = plan_of(object);
+    PyObject *found = NULL;
+    work w = {0};
+    status s = OK;
+    ctx c;
+
+    (void)unused;
+    ctx_init(&c);
+    for (int t = 0; t < p->n_code && s == OK; t++) s = work_of_node(&c, p->code[t].node, &w);
+    if (s == OK) found = Py_BuildValue("(ddddd)", w.products[0], w.products[1], w.others, w.bytes, w.moved);
+    else raise_status(state_of((PyObject *)Py_TYPE(object)), &c.err);
+    ctx_release(&c);
+    return found;
 }
 
 static PyObject *get_compiles(PyObject *object, void *unused) {
@@ -253,6 +270,10 @@ PyGetSetDef plan_attributes[] = {
      NULL},
     {"recomputed", get_recomputed, NULL,
      "(values that backward computes again, the share of a step's work that this adds, estimated)", NULL},
+    {"work", get_work, NULL,
+     "multiplications and additions of products, of those in 16 bits, of other kernels; bytes read or written, and bytes\n"
+     "that go to other memory or come from there, of all instructions, estimated",
+     NULL},
     {"compiles", get_compiles, NULL, "how often the model was compiled until the plan was within its budget", NULL},
     {"clusters", get_clusters, NULL,
      "[(operators, strategy, places made again, (bytes of each place, ...)), ...], of a plan that was asked for them:\n"

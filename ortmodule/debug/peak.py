@@ -55,6 +55,8 @@ class Peak:
     recomputed: int = 0  #: values that backward computes again
     extra_work: float = 0.0  #: by which share that, and what is offloaded, adds to the work of a step, estimated
     offloaded: int = 0  #: bytes in a file, or on a GPU in memory of the host, beside all of these (``total``)
+    block: int = 0  #: of the one block of memory that the engine takes for a step, with the gradients that are in it
+    alive: int = 0  #: the most bytes in it that are needed at one time: no placement takes less
     tensors: list[HeldTensor] = field(default_factory=list, repr=False)  #: all of it, the largest first
 
     @property
@@ -129,6 +131,8 @@ def peak_of(
         recomputed,
         extra,
         plan.offload_bytes,
+        plan.joint_bytes if joint else plan.arena_bytes,
+        plan.peak(joint)[1],
         [tensor for tensor in held if tensor.bytes],
     )
 

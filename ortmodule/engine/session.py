@@ -23,6 +23,7 @@ from ortmodule.core.logger import ENGINE, warn_once
 from ortmodule.core.torch_private import raw_stream
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.memory_goal import MemoryGoal, Spec
+from ortmodule.engine.plan_cache import drop_oldest
 from ortmodule.host.host_node import Calls, Known, Node
 from ortmodule.triton_kernels import maker
 from ortmodule.triton_kernels.use import PASSES_OFF, TritonUse
@@ -30,8 +31,6 @@ from ortmodule.triton_kernels.use import PASSES_OFF, TritonUse
 #: What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
 ENGINE_ERRORS = (_core.EngineError, ValueError, TypeError)
 CPU = torch.device("cpu")
-#: Plans kept for shapes seen before; the least recently used goes first.
-MOST_PLANS = 128
 #: Bytes that divide the address of memory for a plan on a GPU (csrc/plan/plan.h).
 GPU_ALIGNED = 256
 #: Each is called with every plan that is made: what measures plans (debug/profile.py).
@@ -191,7 +190,10 @@ class Run:
             self.joint = self._arena is not None
             self.outputs = plan.empty_outputs(torch.Tensor, self.joint)
             if room and not self.joint:
-                self._arena = _core.empty(torch.Tensor, "uint8", (room,))
+                try:
+                    self._arena = _core.empty(torch.Tensor, "uint8", (room,))
+                except MemoryError:
+                    plan.no_memory()
         else:
             stream = stream_of(gpu)
             if seed_there is None and plan.random and _core.cuda_captured(stream):
@@ -458,9 +460,14 @@ class Session:
         self.plans[key] = plan
         if self.largest is None or plan.arena_bytes > self.largest[0].arena_bytes:
             self.largest = plan, key[0]
-        while len(self.plans) > MOST_PLANS:
-            self.plans.popitem(last=False)
+        drop_oldest(self.plans, lambda kept: kept.host_bytes)
         return plan
+
+    def let_go(self, plan: _core.Plan) -> None:
+        """It is kept no longer."""
+        for key, kept in list(self.plans.items()):
+            if kept is plan:
+                self.plans.pop(key, None)
 
     def sketch(
         self,

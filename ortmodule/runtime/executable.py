@@ -16,10 +16,10 @@ import torch
 from ortmodule import _core
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.engine.memory_goal import MemoryGoal, Spec
+from ortmodule.engine.plan_cache import MOST_PLANS, drop_oldest
 from ortmodule.engine.row_count_predictor import Counts
 from ortmodule.engine.session import (
     ENGINE_ERRORS,
-    MOST_PLANS,
     Run,
     Session,
     gpu_of,
@@ -111,8 +111,8 @@ class Executables:
         segments = self._segments(plan)
         found = Executable(plan, output_grads, sizes, plan.random, inputs, outputs, session, defers, segments, ready)
         self.plans[key] = found
-        while len(self.plans) > MOST_PLANS:
-            self.plans.popitem(last=False)
+        for dropped in drop_oldest(self.plans, lambda kept: kept.plan.host_bytes):
+            dropped.session.let_go(dropped.plan)
         return found
 
     def specs_for(self, shapes: tuple) -> list[tuple[str, tuple[int, ...]]]:

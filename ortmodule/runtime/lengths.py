@@ -10,7 +10,8 @@ from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.loops.check import LoopCheck
 from ortmodule.core.errors import DoesNotHold
 from ortmodule.core.logger import LOGGER
-from ortmodule.engine.session import ENGINE_ERRORS, MOST_PLANS
+from ortmodule.engine.plan_cache import drop_oldest
+from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 
 
@@ -39,8 +40,7 @@ class Lengths:
         with self._lock:
             if n not in self.graphs:
                 self.graphs[n] = self._made(n, call)
-                while len(self.graphs) > MOST_PLANS:
-                    self.graphs.popitem(last=False)
+                drop_oldest(self.graphs, _plan_bytes)
             self.graphs.move_to_end(n)
             found = self.graphs[n]
         if found is None:
@@ -65,3 +65,9 @@ class Lengths:
         made.count_for(self._origin.variant)
         self._latest = made
         return made
+
+
+def _plan_bytes(graph: CompiledGraph | None) -> int:
+    if graph is None:
+        return 0
+    return sum(plan.host_bytes for session in graph.own_sessions() for plan in list(session.plans.values()))

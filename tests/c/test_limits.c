@@ -11,6 +11,7 @@
 #include "machine.h"
 #include "test.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -79,6 +80,26 @@ TEST(without_files_nothing_is_limited) {
     CHECK(remove(path) == 0);
     CHECK(limits_are(&f, SIZE_MAX, SIZE_MAX));
     CHECK(memory_fits(SIZE_MAX / 8));
+    remove_folder(&f);
+}
+
+TEST(addresses_are_a_limit) {
+    const folder f = new_folder();
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    struct rlimit was, now;
+    char statm[64];
+
+    CHECK(getrlimit(RLIMIT_AS, &was) == 0 && was.rlim_cur == RLIM_INFINITY && !memory_addresses_limited());
+    snprintf(statm, sizeof statm, "%zu 5 4 3 0 2 0\n", 3 * GB / page);
+    add_file(&f, "proc/self/statm", statm);
+    now = (struct rlimit){.rlim_cur = 10 * GB, .rlim_max = was.rlim_max};
+    CHECK(setrlimit(RLIMIT_AS, &now) == 0);
+    CHECK(memory_addresses_limited() && limits_are(&f, 10 * GB, 7 * GB));
+    now.rlim_cur = 2 * GB; /* less than there is */
+    CHECK(setrlimit(RLIMIT_AS, &now) == 0);
+    CHECK(limits_are(&f, 2 * GB, 0));
+    CHECK(setrlimit(RLIMIT_AS, &was) == 0);
+    CHECK(limits_are(&f, 17 * GB, 8 * GB + GB / 2));
     remove_folder(&f);
 }
 

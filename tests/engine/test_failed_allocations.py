@@ -1,10 +1,11 @@
-"""Each block of memory that a training step asks for fails in turn: MemoryError, and the next step is right.
+"""Each block of memory that a training step asks for fails in turn: MemoryError, nothing changed, the next step right.
 
 What plans take from their arenas is failed in tests/c/test_faults.c, one by one."""
 
 import copy
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,45 +46,86 @@ class Pictures(nn.Module):
 CASES = {"transformer": (Block, (2, 5, 16)), "pictures": (Pictures, (2, 3, 8, 8))}
 
 
-def step(model, optimizer, x):
-    model.zero_grad()
-    model(x).backward()
-    optimizer.step()
+class Steps:
+    """Steps of an ORTModule, and the same ones of the module that it is a copy of. ``adds``: to gradients that are
+    there."""
+
+    def __init__(self, case, adds):
+        make, shape = CASES[case]
+        torch.manual_seed(0)
+        self.plain, self.x, self.adds = make().train(), torch.randn(shape), adds
+        self.model = ORTModule(copy.deepcopy(self.plain))
+        self.optimizer, self.plain_optimizer = (FusedAdam(m.parameters(), lr=1e-2) for m in (self.model, self.plain))
+
+    def forward_and_backward(self, model):
+        """Whether it came to backward, when it fails."""
+        loss = model(self.x)
+        self.forward_done = True
+        loss.backward()
+
+    def clear(self, model):
+        model.zero_grad(set_to_none=not self.adds)
+        for p in model.parameters() if self.adds else ():
+            p.grad = torch.full_like(p, 0.25)
+
+    def state(self):
+        """(parameters, gradients, the optimizer's states; buffers)"""
+        params = list(self.model.parameters())
+        states = [t for state in self.optimizer.state_dict()["state"].values() for _, t in sorted(state.items())]
+        return copy.deepcopy((params, [p.grad for p in params], states)), copy.deepcopy(list(self.model.buffers()))
+
+    def step_both(self):
+        """One step of each, from the same states; the results are compared."""
+        self.plain.load_state_dict(self.model.state_dict())
+        self.plain_optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
+        for model, optimizer in ((self.model, self.optimizer), (self.plain, self.plain_optimizer)):
+            self.clear(model)
+            self.forward_and_backward(model)
+            optimizer.step()
+        for (name, ours), theirs in zip(self.model.state_dict().items(), self.plain.state_dict().values(), strict=True):
+            # Adam's step of a gradient that is rounding alone is as large as any other
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, msg=name)
 
 
+def equal(a, b):
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_each_allocation_of_a_step(case):
-    make, shape = CASES[case]
-    torch.manual_seed(0)
-    module, x = make(), torch.randn(shape)
-    model = ORTModule(copy.deepcopy(module).train())
-    optimizer = FusedAdam(model.parameters(), lr=1e-2)
-    step(model, optimizer, x)
-    was = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-
-    def after_one_step():
-        model.load_state_dict(was[0])
-        optimizer.load_state_dict(copy.deepcopy(was[1]))
-        step(model, optimizer, x)
-        return copy.deepcopy(model.state_dict())
-
-    right, failures = after_one_step(), 0
+def test_each_allocation_of_a_step(case, adds):
+    """Nothing has changed when forward or backward fails, but for buffers where it is backward; the next step is
+    PyTorch's."""
+    steps = Steps(case, adds)
+    steps.step_both()
+    failures = of_arenas = 0
     for after in range(1000):
+        steps.clear(steps.model)
+        steps.forward_done = False
+        was, buffers = steps.state()
         _core.fail_memory(after)
         try:
-            step(model, optimizer, x)
+            steps.forward_and_backward(steps.model)
         except MemoryError as error:
-            failures += 1
-            assert "out of memory" in str(error)
+            text = str(error)
         else:
             break
         finally:
             _core.fail_memory(-1)
-        for name, value in after_one_step().items():
-            assert torch.equal(value, right[name]), (after, name)
+        failures += 1
+        assert "out of memory" in text
+        of_arenas += bool(re.search(r"a run takes \d+ bytes, which cannot be had; the largest: ([\w ]+ \(.*?\) with "
+                                    r"\d+ bytes(, )?){3}$", text))  # fmt: skip
+        now, buffers_now = steps.state()
+        assert equal(now, was), (after, text)
+        assert steps.forward_done or equal(buffers_now, buffers), (after, text)
+        steps.step_both()
     assert failures > 5, "nothing of this asks for memory"
+    assert of_arenas == 1, "its error names the three largest"
     memory = _core.memory()["used"]
-    after_one_step()
+    steps.step_both()
     assert _core.memory()["used"] == memory
 
 
@@ -111,10 +153,17 @@ def fail_each_of_a_whole_step(case, failing):
     torch.manual_seed(0)
     model = ORTModule(make().train())
     optimizer = FusedAdam(model.parameters(), lr=1e-2)
+    stepped = []  # batch sizes whose steps came to the optimizer
 
     def take(rows):
         torch.manual_seed(rows)
-        step(model, optimizer, torch.randn(rows, *shape[1:]))
+        model.zero_grad()
+        model(torch.randn(rows, *shape[1:])).backward()
+        stepped.append(rows)
+        optimizer.step()
+
+    def held():
+        return [*model.parameters(), *(t for state in optimizer.state.values() for t in state.values())]
 
     take(2), take(3)
     was = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -127,11 +176,14 @@ def fail_each_of_a_whole_step(case, failing):
 
     right, after, done = after_a_known_step(), 0, False
     while not done:
+        before = copy.deepcopy(held())
         failing.fail(after)
         try:
             take(4 + after)
         except MemoryError:
             assert failing.fail(-1) > after, "MemoryError, and nothing has failed"
+            if 4 + after not in stepped:
+                assert equal(held(), before) and all(p.grad is None for p in model.parameters()), after
             after += 1
         else:
             done = failing.fail(-1) <= after
