@@ -80,7 +80,7 @@ struct op_def {
     kernel_fn *cuda; /* on memory of a GPU: starts kernels and waits for nothing; NULL until there is one */
     size_t (*cuda_workspace)(const node *n);
     const char *(*through_torch)(const node *n); /* the ATen operator this node would run through torch, or NULL */
-    const struct pointwise_def *pointwise; /* the tile functions behind a POINTWISE operator */
+    const struct pointwise_def *pointwise;       /* the tile functions behind a POINTWISE operator */
     /* What integers among the operands of a kernel are, sets of operands (OPERAND). Python can change memory that it
      * sees at any time and unseen, between forward and backward too: an integer that says where in memory to read or
      * write is checked in every run of the kernel, or only the engine can have written it. emit refuses an operand of
