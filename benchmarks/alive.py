@@ -66,7 +66,7 @@ def step_of(key, autocast):
         model = EVERY[key].build().train()
     batch = EVERY[key].batch(torch.Generator().manual_seed(1))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        return memory.Step(model, ((), batch), "adamw")
+        return memory.PredictedStep(model, ((), batch), "adamw")
 
 
 def kind_of(autocast):
@@ -84,8 +84,8 @@ def arena_line(key, autocast, peak):
 
 
 def under_budgets(step, points=POINTS):
-    """[(budget, peak without the optimizer's states, extra work)], the largest budget first. ``step``: a `memory.Step`.
-    RuntimeError where a peak is above its budget, or above that of a larger one."""
+    """[(budget, peak without the optimizer's states, extra work)], the largest budget first, of a
+    `memory.PredictedStep`. RuntimeError where a peak is above its budget, or above that of a larger one."""
     everything, least = step.peak(MemoryGoal(0, 1 << 62)), step.peak(MemoryGoal(ALL_AGAIN, 0))
     most, fewest = (peak.total - peak.optimizer for peak in (everything, least))
     found = []

@@ -155,8 +155,7 @@ class Plan:
         """How many values backward computes again, and by which share that adds to a step's work, estimated."""
     @property
     def work(self) -> tuple[float, float, float, float, float]:
-        """Multiplications and additions of products, of those in 16 bits, of other kernels; bytes read or written, and
-        moved to other memory or back: of all instructions, estimated."""
+        """(of products, of those in 16 bits, of other kernels, bytes, bytes moved elsewhere), all estimated"""
     @property
     def compiles(self) -> int:
         """How often the model was compiled until the plan was within its budget."""

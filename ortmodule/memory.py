@@ -46,7 +46,7 @@ def predict(model: nn.Module, *args: Any, optimizer: str | torch.optim.Optimizer
     Raises ``ortmodule.UnsupportedError`` where PyTorch would run the module or a part of it, whose memory no plan
     counts; MemoryError for a budget that cannot be kept.
     """
-    return Step(model, (args, kwargs), optimizer).peak()
+    return PredictedStep(model, (args, kwargs), optimizer).peak()
 
 
 def largest_batch(
@@ -69,7 +69,7 @@ def largest_batch(
     Raises MemoryError where not even a batch of 1 fits, ``ortmodule.UnsupportedError`` as :func:`predict` does, and
     where the graph holds for this batch alone.
     """
-    step = Step(model, as_arguments(sample), optimizer)
+    step = PredictedStep(model, as_arguments(sample), optimizer)
     first = next((t for t in step.call.inputs if t.dim() > dim), None)
     if first is None:
         raise ArgumentError(f"no tensor of the sample has a dimension {dim}")
@@ -110,7 +110,7 @@ def pareto(
     Peaks descend and work ascends: a budget whose plan takes more of both than another's is left out. How fast this
     machine is in products and in moving bytes is measured with the first call of a process.
     """
-    step = Step(model, as_arguments(sample), optimizer)
+    step = PredictedStep(model, as_arguments(sample), optimizer)
     offload = step.graph.session.memory.offload
     stored, least = (
         step.priced(goal) for goal in (MemoryGoal(0, MOST_BYTES), MemoryGoal(ALL_AGAIN, 0, offload=offload))
@@ -127,7 +127,7 @@ def pareto(
     return prices
 
 
-class Step:
+class PredictedStep:
     """A step that is planned, at the sizes of its sample or others."""
 
     def __init__(

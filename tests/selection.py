@@ -1,7 +1,7 @@
 """Which parameters of a test --full alone takes, which cases --some, and which tests --fast."""
 
 import zlib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
@@ -60,15 +60,15 @@ MANY = 40
 def waiting(names, build=""):
     """Those of ``names`` (all cases of tests that the ordinary run may take) that --some leaves out, drawn by name.
     ``build``: the folder of the build, if it is not the usual one."""
-    cases = Counter(name.partition("[")[0] for name in names)
-    found = set()
+    cases, left = defaultdict(list), set()
     for name in names:
-        test, _, parameters = name.partition("[")
-        many = [n for least, n in ONE_OF_MANY.items() if cases[test] >= least and test.split("/")[1] in CAPTURING]
-        drawn, of_build = zlib.crc32(parameters.encode()), OF_BUILDS.get(build, 1)
-        if drawn % max([ONE_OF.get(test, 1), *many]) != 0 or (cases[test] >= MANY and drawn // 64 % of_build != 0):
-            found.add(name)
-    return found
+        cases[name.partition("[")[0]].append(name)
+    for test, every in cases.items():
+        many = [n for least, n in ONE_OF_MANY.items() if len(every) >= least and test.split("/")[1] in CAPTURING]
+        of = max([ONE_OF.get(test, 1), *many]) * (OF_BUILDS.get(build, 1) if len(every) >= MANY else 1)
+        drawn = sorted(every, key=lambda name: zlib.crc32(name.partition("[")[2].encode()))
+        left.update(drawn[-(-len(every) // of) :])
+    return left
 
 
 #: The sample of --fast: of each test function of these files so many tests, of those without --full, spread evenly.

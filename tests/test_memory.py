@@ -385,7 +385,7 @@ def test_large_results_do_not_make_a_budget_dear():
         def forward(self, x):
             return self.head(self.layers(x))
 
-    step = memory.Step(Tall(), ((torch.ones(64, 32),), {}), "none")
+    step = memory.PredictedStep(Tall(), ((torch.ones(64, 32),), {}), "none")
     kept, least = step.peak(MemoryGoal(0, 1 << 40)), step.peak(MemoryGoal(ALL_AGAIN, 0))
     goal = MemoryGoal(0, kept.total - (kept.total - least.total) // 8)
     peak = step.peak(goal)

@@ -271,9 +271,7 @@ PyGetSetDef plan_attributes[] = {
     {"recomputed", get_recomputed, NULL,
      "(values that backward computes again, the share of a step's work that this adds, estimated)", NULL},
     {"work", get_work, NULL,
-     "multiplications and additions of products, of those in 16 bits, of other kernels; bytes read or written, and bytes\n"
-     "that go to other memory or come from there, of all instructions, estimated",
-     NULL},
+     "(of products, of those in 16 bits, of other kernels, bytes, bytes moved elsewhere), all estimated", NULL},
     {"compiles", get_compiles, NULL, "how often the model was compiled until the plan was within its budget", NULL},
     {"clusters", get_clusters, NULL,
      "[(operators, strategy, places made again, (bytes of each place, ...)), ...], of a plan that was asked for them:\n"

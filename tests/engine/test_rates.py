@@ -22,7 +22,7 @@ class Product(nn.Module):
 def test_work_of_a_product(autocast):
     """Forward and the gradient of the weight; the input has none."""
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        work = memory.Step(Product(), ((torch.ones(4, 8),), {}), "none").plan().work
+        work = memory.PredictedStep(Product(), ((torch.ones(4, 8),), {}), "none").plan().work
     each = 2 * 4 * 8 * 16
     assert work[:3] == ((0, 2 * each, 0) if autocast else (2 * each, 0, 0))
     assert work[3] >= 4 * (4 * 8 + 8 * 16 + 16 + 4 * 16) and work[4] == 0
@@ -41,7 +41,7 @@ def test_prices_say_how_long_a_step_takes(monkeypatch):
     first, last = prices[0], prices[-1]
     assert [price.seconds for price in prices] == sorted(price.seconds for price in prices)
     assert last.seconds / first.seconds - 1 == pytest.approx(last.extra_work, rel=0.5)
-    plan = memory.Step(MODELS["layers"](), ((IDS,), {}), "none").plan()
+    plan = memory.PredictedStep(MODELS["layers"](), ((IDS,), {}), "none").plan()
     assert rates.seconds_of(plan, None) == pytest.approx(
         plan.work[0] + plan.work[1] + 2 * plan.work[2] + 16 * plan.work[3]
     )
