@@ -470,10 +470,12 @@ def findings(tmp_path_factory):
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.full  # it compiles the engine once more
 def test_a_build_that_is_not_broken(findings):
     assert findings[""] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operator", BROKEN)
 def test_a_broken_kernel_is_named(operator, findings):
     what, kind, name = BROKEN[operator]
