@@ -2,7 +2,8 @@
  *
  * A fresh page costs a fault and its clearing: for the memory of a training step that is tens of milliseconds, every
  * step, when malloc returns large blocks to the system. Blocks of many megabytes reserve twice the addresses they need
- * (addresses are free, unless they are limited), so a run of a longer sequence goes on in the same pages; and they ask for huge pages.
+ * (addresses are free, unless they are limited), so a run of a longer sequence goes on in the same pages; and they ask
+ * for huge pages.
  *
  * Of a block that is in use a part may be *spare*: the pages stay for the block's next use, unless memory is needed. */
 #define _GNU_SOURCE
