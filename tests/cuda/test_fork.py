@@ -49,7 +49,7 @@ def test_a_child_gets_a_sentence(driver, what):  # noqa: F811
         else:
             _core.cuda_devices()
 
-    assert in_child(work).startswith(f"Error: {SENTENCE}")
+    assert in_child(work).startswith(f"EngineError: {SENTENCE}")
     assert in_child(lambda: driver.fake_complaint()) == "b''"
     assert number.value() == 3
     step.run(1)
