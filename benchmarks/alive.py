@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.rows import EVERY
 from ortmodule import memory
-from ortmodule.debug.peak import in_units
+from ortmodule.debug.memory.peak import in_units
 from ortmodule.engine.memory_goal import ALL_AGAIN, MemoryGoal
 
 #: Those of the tables of docs/benchmarks.md.

@@ -41,7 +41,7 @@ import torch
 
 from benchmarks.public_rows import ROWS, Sources
 from ortmodule import ORTModule, explain
-from ortmodule.runtime import parts
+from ortmodule.runtime.calls import parts
 from tests.models import trial
 
 STEPS_OF_SHARE = 10

@@ -15,7 +15,7 @@ from torch import nn
 
 from benchmarks.roofline_account import Kernel, attention_flops
 from ortmodule import Config, ORTModule, _core
-from ortmodule.debug.peak import Peak, peak_of
+from ortmodule.debug.memory.peak import Peak, peak_of
 
 BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1,
          "int8": 1}  # fmt: skip

@@ -14,8 +14,8 @@ from ortmodule import _core, memory
 from ortmodule.core.config import Config, DebugOptions
 from ortmodule.core.errors import ArgumentError
 from ortmodule.core.pytree import as_arguments
-from ortmodule.core.setting_types import BYTES
-from ortmodule.debug.peak import OPTIMIZERS, in_units
+from ortmodule.core.settings.setting_types import BYTES
+from ortmodule.debug.memory.peak import OPTIMIZERS, in_units
 from ortmodule.debug.profile import profile, train_step
 from ortmodule.debug.report import report
 from ortmodule.module import ORTModule

@@ -20,7 +20,7 @@ from ortmodule import _core
 from ortmodule.core.errors import ArgumentError, DoesNotHold, NotInEngine, OutOfMemoryError
 from ortmodule.core.pytree import as_arguments
 from ortmodule.core.torch_private import tree_map_only
-from ortmodule.debug.peak import HeldTensor, Peak, peak_of
+from ortmodule.debug.memory.peak import HeldTensor, Peak, peak_of
 from ortmodule.engine.memory_goal import ALL_AGAIN, MOST_NAMED, MemoryGoal
 from ortmodule.engine.rates import seconds_of
 from ortmodule.module import ORTModule

@@ -23,10 +23,10 @@ from ortmodule.core.errors import ArgumentTypeError, StateError
 from ortmodule.core.torch_private import is_fx_tracing
 from ortmodule.debug.explain import explain
 from ortmodule.debug.graph_dump import Saver
+from ortmodule.debug.memory.recompute_table import ClusterTable
 from ortmodule.debug.observers import Observers
 from ortmodule.debug.onnx_interpreter import evaluate
-from ortmodule.debug.recompute_table import ClusterTable
-from ortmodule.guards.sharded import is_sharded
+from ortmodule.guards.sharding.sharded import is_sharded
 from ortmodule.host.fallback import THREAD
 from ortmodule.runtime.attachments import Attachments
 from ortmodule.runtime.dispatcher import Dispatcher

@@ -5,7 +5,7 @@
 #include "graph/graph.h"
 
 /* In the name of a node that lies in a checkpoint: a step of its path, with the checkpoint's number
- * (ortmodule/capture/checkpoints.py). */
+ * (ortmodule/capture/calls/checkpoints.py). */
 #define CHECKPOINT_STEP "checkpoint#"
 
 /* The first three are the levels, by their numbers. */

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from ortmodule.capture import export_cache, pattern_rewriter
-from ortmodule.capture.data_numbers import DOWN, UP, Numbers
 from ortmodule.capture.loops.loop import Loop, look
 from ortmodule.capture.loops.sequence import Unrepeatable
+from ortmodule.capture.numbers.data_numbers import DOWN, UP, Numbers
 from ortmodule.capture.output_aliasing import View, agreed, check_places
 from ortmodule.capture.scalar_guards import line_of_error
 from ortmodule.capture.trace import trace

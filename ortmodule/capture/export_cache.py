@@ -27,9 +27,10 @@ import torch
 
 from ortmodule import _core
 from ortmodule.capture.trace_record import Trace
-from ortmodule.core import devices, safe_files
+from ortmodule.core import devices
 from ortmodule.core.logger import LOGGER, warn_once
 from ortmodule.core.names import PACKAGE
+from ortmodule.core.settings import safe_files
 from ortmodule.core.torch_private import symbolic_registry
 from ortmodule.lowering import export
 

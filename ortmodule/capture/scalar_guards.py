@@ -27,10 +27,10 @@ from torch import nn
 from torch.distributions import Distribution
 from torch.nn.modules import module as nn_module
 
-from ortmodule.capture.read_causes import DATA, NOTHING, RANDOM, SIZE, causes, causes_of_size
+from ortmodule.capture.numbers.read_causes import DATA, NOTHING, RANDOM, SIZE, causes, causes_of_size
 from ortmodule.core.errors import NotTraceable
-from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.names import PACKAGE
+from ortmodule.core.objects.interception import Replacement, replaced
 from ortmodule.core.size_expr import is_number, number_of
 from ortmodule.core.torch_private import (
     CHECK,
@@ -45,10 +45,10 @@ from ortmodule.core.torch_private import (
     untraced,
     validate_sample,
 )
-from ortmodule.guards import item_reads
 from ortmodule.guards.fields import FieldReads
-from ortmodule.guards.item_reads import WITH_ITEMS
-from ortmodule.guards.shown_texts import is_shown
+from ortmodule.guards.reads import item_reads
+from ortmodule.guards.reads.item_reads import WITH_ITEMS
+from ortmodule.guards.reads.shown_texts import is_shown
 
 #: Models ask whether numbers overflow. What was drawn has next to nothing to do with the answer, and a run that finds
 #: another one is none of the graph's.

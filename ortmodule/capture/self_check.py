@@ -23,15 +23,15 @@ from ortmodule.core import devices, pytree, rng_state
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Raised
 from ortmodule.core.names import INPUT, STATE
+from ortmodule.core.objects.tensor_copies import with_attributes
+from ortmodule.core.objects.tensor_memory import memory_of
 from ortmodule.core.onnx_utils import RANDOM, attributes
-from ortmodule.core.tensor_copies import with_attributes
-from ortmodule.core.tensor_memory import memory_of
 from ortmodule.core.tolerance import TOLERANCE, is_rounding, rounded
 from ortmodule.core.torch_private import TorchDispatchMode, unvalidated
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import Session
-from ortmodule.guards.collectives import alone
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.sharding.collectives import alone
 from ortmodule.host.escapes import changed_by_breaks
 from ortmodule.host.fallback import only_pytorch
 

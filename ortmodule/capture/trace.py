@@ -14,40 +14,34 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule.capture import (
-    chance,
-    drawn_values,
-    function_caches,
-    object_reads,
-    scalar_guards,
-    size_types,
-    symbolic_numbers,
-    tensor_facts,
-)
-from ortmodule.capture.chance import Chance, DrawsOperand, Moved
-from ortmodule.capture.checkpoints import Checkpoints, OfCheckpoints
-from ortmodule.capture.checkpoints import met as meeting_checkpoints
-from ortmodule.capture.container_items import changed_items, check_value, settle_refilled, tensors_in
-from ortmodule.capture.data_numbers import Numbers
-from ortmodule.capture.filled_caches import check_caches, forget_own, put_resized
-from ortmodule.capture.imports import untraced_imports
+from ortmodule.capture import scalar_guards
+from ortmodule.capture.calls import function_caches
+from ortmodule.capture.calls.checkpoints import Checkpoints, OfCheckpoints
+from ortmodule.capture.calls.checkpoints import met as meeting_checkpoints
+from ortmodule.capture.calls.imports import untraced_imports
+from ortmodule.capture.effects.container_items import changed_items, check_value, settle_refilled, tensors_in
+from ortmodule.capture.effects.filled_caches import check_caches, forget_own, put_resized
+from ortmodule.capture.effects.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
+from ortmodule.capture.effects.traced_tables import TracedTables
+from ortmodule.capture.numbers import object_reads, size_types, symbolic_numbers, tensor_facts
+from ortmodule.capture.numbers.data_numbers import Numbers
+from ortmodule.capture.numbers.read_causes import DATA, SIZE
+from ortmodule.capture.numbers.tensor_reads import TensorReads, given_to, set_by_forward
 from ortmodule.capture.output_aliasing import sightings
-from ortmodule.capture.read_causes import DATA, SIZE
-from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
-from ortmodule.capture.tensor_reads import TensorReads, given_to, set_by_forward
+from ortmodule.capture.randomness import chance, drawn_values
+from ortmodule.capture.randomness.chance import Chance, DrawsOperand, Moved
 from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, copied_in_trace
 from ortmodule.capture.trace_record import HeldBefore, Source, Trace, Write, path_in, vector
-from ortmodule.capture.traced_tables import TracedTables
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
-from ortmodule.core.garbage import no_collections
-from ortmodule.core.interception import replaced
 from ortmodule.core.names import CHANGES_PARAMETER, NOTHING, STATE
-from ortmodule.core.pytree_tokens import SPLIT
+from ortmodule.core.objects.garbage import no_collections
+from ortmodule.core.objects.interception import replaced
+from ortmodule.core.objects.tensor_memory import memory_of
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items, TensorMemory
-from ortmodule.core.tensor_memory import memory_of
+from ortmodule.core.structures.tokens import SPLIT
 from ortmodule.core.torch_private import (
     DisableTorchFunction,
     TracedGraph,

@@ -10,15 +10,18 @@ from typing import Any, NoReturn
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ortmodule.capture import chance, drawn_values, out_arguments, scalar_guards, symbolic_numbers, tensor_facts
+from ortmodule.capture import scalar_guards
 from ortmodule.capture.call_patches import has_sparse_gradient, recordable
+from ortmodule.capture.calls import out_arguments
+from ortmodule.capture.numbers import symbolic_numbers, tensor_facts
+from ortmodule.capture.randomness import chance, drawn_values
 from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.names import CHANGES_PARAMETER
+from ortmodule.core.objects.tensor_copies import cloned
+from ortmodule.core.objects.tensor_memory import GIVES_MEMORY, is_in_place, is_of_data, memory_of
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Elements, Snapshot
-from ortmodule.core.tensor_copies import cloned
-from ortmodule.core.tensor_memory import GIVES_MEMORY, is_in_place, is_of_data, memory_of
 from ortmodule.core.torch_private import (
     DisableTorchFunction,
     get_tracing_state,

@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 from ortmodule.capture import scalar_guards
-from ortmodule.capture.chance import Draw
+from ortmodule.capture.numbers.tensor_facts import InputFacts
 from ortmodule.capture.output_aliasing import Sighting
-from ortmodule.capture.tensor_facts import InputFacts
+from ortmodule.capture.randomness.chance import Draw
 from ortmodule.core import pytree
 from ortmodule.core.names import CHECKPOINT_STEP
+from ortmodule.core.objects.tensor_copies import cloned
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items, TensorMemory
-from ortmodule.core.tensor_copies import cloned
 from ortmodule.core.torch_private import TracedGraph
 from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import Contents
-from ortmodule.guards.size_tables import SizeTable
+from ortmodule.guards.reads.size_tables import SizeTable
 from ortmodule.host.host_node import Node
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ortmodule.core.tensor_copies import with_attributes
+from ortmodule.core.objects.tensor_copies import with_attributes
 
 Dim = tuple[int, int]  # (tensor, dimension)
 SHORT = 8  # lengths are cut to this for tracing

@@ -20,7 +20,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from ortmodule.core.errors import CompatError as CompatError
-from ortmodule.core.safe_files import write_whole
+from ortmodule.core.settings.safe_files import write_whole
 
 MARK = "# made by python -m ortmodule.compat; python -m ortmodule.compat disable removes it"
 FINDER = f'''{MARK}

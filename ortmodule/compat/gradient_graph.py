@@ -16,7 +16,7 @@ from ortmodule.core.config import Config
 from ortmodule.core.errors import CompatError
 from ortmodule.core.names import DEFAULT_OPSET, INPUT, OPSETS, STATE
 from ortmodule.core.onnx_utils import without_dead
-from ortmodule.core.safe_files import write_whole
+from ortmodule.core.settings.safe_files import write_whole
 from ortmodule.debug.graph_dump import ALL_PASSES
 from ortmodule.debug.standard_form import in_standard_form
 from ortmodule.module import ORTModule

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, TypeVar
 from ortmodule.core.errors import ArgumentTypeError, SettingError
 from ortmodule.core.logger import LogLevel, warn_once
 from ortmodule.core.names import DEFAULT_OPSET, OLDEST_OPSET, OPSETS
-from ortmodule.core.original_keys import from_original
-from ortmodule.core.safe_files import parse_json
-from ortmodule.core.setting_types import (
+from ortmodule.core.settings.original_keys import from_original
+from ortmodule.core.settings.safe_files import parse_json
+from ortmodule.core.settings.setting_types import (
     AUTO_FLAG,
     BYTES,
     CLUSTERS,

@@ -30,12 +30,11 @@ from weakref import WeakValueDictionary
 import numpy
 import torch
 
-from ortmodule.core import dtensor_results, sparse_arguments
-from ortmodule.core import pytree_leaves as leaves
-from ortmodule.core.classes import is_made_by_statement
 from ortmodule.core.errors import Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
-from ortmodule.core.pytree_tokens import (
+from ortmodule.core.structures import dtensor_results, leaves, sparse_arguments
+from ortmodule.core.structures.classes import is_made_by_statement
+from ortmodule.core.structures.tokens import (
     EMPTY,
     GENERATOR,
     HELD,

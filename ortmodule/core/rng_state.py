@@ -12,7 +12,7 @@ import numpy
 import torch
 
 from ortmodule.core import devices
-from ortmodule.core.live_objects import LiveObjects
+from ortmodule.core.objects.live_objects import LiveObjects
 
 #: What the functions of `numpy.random` draw from.
 _random: Any = numpy.random

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 
 from ortmodule import _core
 from ortmodule.core.errors import MissingPrivate
-from ortmodule.core.interception import Replacement, replaced
+from ortmodule.core.objects.interception import Replacement, replaced
 
 #: What happens without a name that a capture needs.
 CAPTURE = "PyTorch runs every module"

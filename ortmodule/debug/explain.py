@@ -15,10 +15,10 @@ from ortmodule.core import torch_private
 from ortmodule.core.config import Config
 from ortmodule.core.errors import ArgumentTypeError
 from ortmodule.core.names import STATE
-from ortmodule.core.weights import weights
+from ortmodule.core.objects.weights import weights
 from ortmodule.debug.layers import MOST_LINES, LayerReport, layer_lines, layers_of
-from ortmodule.debug.peak import Peak, in_units, peak_so_far
-from ortmodule.runtime.capture_budget import Budget, Variant
+from ortmodule.debug.memory.peak import Peak, in_units, peak_so_far
+from ortmodule.runtime.calls.capture_budget import Budget, Variant
 from ortmodule.runtime.compiled_graph import CompiledGraph
 from ortmodule.runtime.dispatcher import Dispatcher
 

@@ -21,8 +21,8 @@ from ortmodule import _core
 from ortmodule.core.errors import SettingError
 from ortmodule.core.logger import LOGGER
 from ortmodule.core.onnx_utils import without_dead
-from ortmodule.core.safe_files import write_whole
-from ortmodule.core.setting_types import check_folder
+from ortmodule.core.settings.safe_files import write_whole
+from ortmodule.core.settings.setting_types import check_folder
 from ortmodule.debug.standard_form import in_standard_form, name_apart
 from ortmodule.runtime.dispatcher import Dispatcher
 

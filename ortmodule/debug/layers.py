@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 
 from ortmodule import _core
 from ortmodule.core.onnx_utils import without_dead
-from ortmodule.debug.peak import module_path
+from ortmodule.debug.memory.peak import module_path
 from ortmodule.debug.profile import EXPORTED, nodes_of
 from ortmodule.host.host_node import HOST_OPERATORS
 from ortmodule.runtime.compiled_graph import CompiledGraph

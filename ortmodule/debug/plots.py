@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortmodule import _core
-from ortmodule.debug.peak import in_units, module_path
+from ortmodule.debug.memory.peak import in_units, module_path
 from ortmodule.debug.profile import Profile
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))

@@ -18,8 +18,8 @@ from torch import nn
 from ortmodule import _core
 from ortmodule.core import pytree
 from ortmodule.core.errors import ArgumentTypeError
-from ortmodule.core.safe_files import write_whole
-from ortmodule.debug.peak import module_path
+from ortmodule.core.settings.safe_files import write_whole
+from ortmodule.debug.memory.peak import module_path
 from ortmodule.engine.session import PLAN_MADE
 from ortmodule.runtime.dispatcher import Dispatcher
 

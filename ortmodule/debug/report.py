@@ -18,9 +18,9 @@ from ortmodule.core.errors import ArgumentError, ArgumentTypeError, DoesNotHold,
 from ortmodule.core.names import VERSION
 from ortmodule.core.onnx_utils import without_dead
 from ortmodule.core.pytree import as_arguments
-from ortmodule.core.safe_files import write_whole
+from ortmodule.core.settings.safe_files import write_whole
 from ortmodule.debug.explain import Report, explain
-from ortmodule.debug.peak import in_units, module_path, peak_of
+from ortmodule.debug.memory.peak import in_units, module_path, peak_of
 from ortmodule.debug.plots import Figure, pareto_figure, plan_figure, time_figure
 from ortmodule.debug.profile import EXPORTED, PlanNode, Profile, nodes_of
 from ortmodule.debug.step_stats import input_names, padded_inputs, valid_elements

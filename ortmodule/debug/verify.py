@@ -28,7 +28,7 @@ from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Incomparable
 from ortmodule.core.logger import Log
 from ortmodule.core.names import INPUT, STATE
-from ortmodule.core.tensor_copies import cloned, with_attributes
+from ortmodule.core.objects.tensor_copies import cloned, with_attributes
 from ortmodule.core.tolerance import WAYS, MovedElements, exact, is_little, is_rounding_of, movement
 from ortmodule.core.torch_private import is_batched
 from ortmodule.debug import bisect

@@ -34,10 +34,10 @@ from typing import Any
 import torch
 
 from ortmodule import _core
-from ortmodule.core import safe_files
 from ortmodule.core.config import PREFIX, Config
 from ortmodule.core.logger import ENGINE, warn_once
 from ortmodule.core.names import VERSION
+from ortmodule.core.settings import safe_files
 
 FILE_NAME = "tuning_results.json"
 #: {device: {class: entry}} of all that this process has measured.

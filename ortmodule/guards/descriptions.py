@@ -20,10 +20,11 @@ from torch import nn
 from ortmodule.core.errors import Unguardable
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import found_in
-from ortmodule.guards import fields, item_reads
+from ortmodule.guards import fields
 from ortmodule.guards.fields import FieldSet, attributes_of, is_plain, slot_names
 from ortmodule.guards.global_reads import CDATA
-from ortmodule.guards.item_reads import FIELD, ITEM, ItemReads
+from ortmodule.guards.reads import item_reads
+from ortmodule.guards.reads.item_reads import FIELD, ITEM, ItemReads
 
 MOST_PARTS = 4096  # of one attribute
 MOST_BYTES = 1 << 16  # of a NumPy array

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ortmodule.core import interception
-from ortmodule.core.classes import is_made_by_statement
+from ortmodule.core.objects import interception
+from ortmodule.core.structures.classes import is_made_by_statement
 
 MISSING = object()
 #: Who asks for one of these sees all fields.

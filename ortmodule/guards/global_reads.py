@@ -24,10 +24,10 @@ import torch
 from torch import nn
 
 from ortmodule.core import torch_private
-from ortmodule.core.classes import is_made_by_statement
-from ortmodule.core.garbage import collect_garbage
-from ortmodule.core.references import has_frozen, referrers
+from ortmodule.core.objects.garbage import collect_garbage
+from ortmodule.core.objects.references import has_frozen, referrers
 from ortmodule.core.snapshot import found_in
+from ortmodule.core.structures.classes import is_made_by_statement
 from ortmodule.guards import code_reader
 from ortmodule.guards.code_reader import is_library, is_librarys
 from ortmodule.guards.fields import functions_behind, is_machinery

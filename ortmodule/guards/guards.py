@@ -17,7 +17,7 @@ from torch import nn
 
 from ortmodule.core.errors import Unguardable
 from ortmodule.core.snapshot import Attribute, found_in
-from ortmodule.guards import fields, item_reads
+from ortmodule.guards import fields
 from ortmodule.guards.descriptions import (
     MISSING,
     Description,
@@ -29,10 +29,11 @@ from ortmodule.guards.descriptions import (
 )
 from ortmodule.guards.fields import FieldReads, FieldSet, functions_behind
 from ortmodule.guards.global_reads import Place, read_by, read_by_code, read_of
-from ortmodule.guards.inside_slots import InsideSlot, are_found
 from ortmodule.guards.inventory import Slot
-from ortmodule.guards.item_reads import ITEM, ItemReads
-from ortmodule.guards.size_tables import SizeTable
+from ortmodule.guards.reads import item_reads
+from ortmodule.guards.reads.inside_slots import InsideSlot, are_found
+from ortmodule.guards.reads.item_reads import ITEM, ItemReads
+from ortmodule.guards.reads.size_tables import SizeTable
 
 MOST_VALUES = 2  # of a number that graphs are for
 MOST_SHOWN = 64  # parts of an attribute that a text shows

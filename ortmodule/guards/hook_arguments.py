@@ -15,8 +15,8 @@ from typing import Any
 
 from ortmodule.core import pytree
 from ortmodule.core.errors import Unflattenable
-from ortmodule.guards.item_reads import ITEM, ItemReads, Step, of_parameter
 from ortmodule.guards.module_hooks import ARGUMENTS, MODULE, NAMED, RESULT
+from ortmodule.guards.reads.item_reads import ITEM, ItemReads, Step, of_parameter
 
 #: Are called with a value, and neither change nor keep it.
 _LOOKING = frozenset({"bool", "hasattr", "id", "isinstance", "len", "print", "repr", "str", "type"})

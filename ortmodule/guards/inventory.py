@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ortmodule.guards.local_parameters import LocalParameters
-from ortmodule.guards.sharded import communicating_in, has_refused
-from ortmodule.guards.size_tables import SizeTable
-from ortmodule.guards.tensor_attributes import TensorAttributes
+from ortmodule.guards.reads.size_tables import SizeTable
+from ortmodule.guards.reads.tensor_attributes import TensorAttributes
+from ortmodule.guards.sharding.local_parameters import LocalParameters
+from ortmodule.guards.sharding.sharded import communicating_in, has_refused
 
 _numbers = itertools.count()
 

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from ortmodule.core.errors import Unguardable
+from ortmodule.core.objects.tensor_copies import with_attributes
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.rng_state import States
 from ortmodule.core.snapshot import Items, Snapshot
-from ortmodule.core.tensor_copies import with_attributes
 from ortmodule.guards.descriptions import Description, describe
 from ortmodule.guards.inventory import Inventory
-from ortmodule.guards.local_parameters import of_part
 from ortmodule.guards.module_hooks import HOOK_FLAGS, HOOKS
-from ortmodule.guards.sharded import SHARDING_STATE
+from ortmodule.guards.sharding.local_parameters import of_part
+from ortmodule.guards.sharding.sharded import SHARDING_STATE
 
 #: Dictionaries inside a module that are restored one level deeper than its attributes.
 _INNER = ("_parameters", "_buffers", "_modules")

@@ -12,7 +12,7 @@ from torch.nn.modules import module as nn_module
 from ortmodule.core.snapshot import Items, Snapshot
 from ortmodule.guards.code_reader import is_of, is_torchs
 from ortmodule.guards.hook_analysis import Reach, reach_of
-from ortmodule.guards.sharded import is_of_parallel, standing_in
+from ortmodule.guards.sharding.sharded import is_of_parallel, standing_in
 
 GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"

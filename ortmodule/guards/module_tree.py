@@ -18,15 +18,15 @@ from torch.nn.modules import module as nn_module
 
 from ortmodule import _core
 from ortmodule.core.errors import NotInEngine
-from ortmodule.core.tensor_memory import memory_of
+from ortmodule.core.objects.tensor_memory import memory_of
 from ortmodule.guards import isolation
 from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.guards import Attributes, Guards, Sites
-from ortmodule.guards.holders import Holders
 from ortmodule.guards.inventory import PLAIN_TENSORS, Inventory, Slot
 from ortmodule.guards.module_hooks import GLOBAL_HOOKS, HOOKS, ModuleHooks
-from ortmodule.guards.size_tables import SizeTable
-from ortmodule.guards.surroundings import GlobalState
+from ortmodule.guards.reads.size_tables import SizeTable
+from ortmodule.guards.writes.holders import Holders
+from ortmodule.guards.writes.surroundings import GlobalState
 
 MOST_KEYS = 1024  # of one tree
 _numbers = itertools.count()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.function import Function, FunctionMeta
 
-from ortmodule.core.interception import Replacement, as_found, replaced
+from ortmodule.core.objects.interception import Replacement, as_found, replaced
 
 #: The tracer's node for a call.
 TRACED = "prim::PythonOp"

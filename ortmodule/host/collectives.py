@@ -3,7 +3,7 @@
 Functional collectives (`torch.distributed._functional_collectives`) are operators of torch's. What
 `torch.distributed.all_reduce` and the like write into a tensor comes from a method of the process group: the node
 returns new tensors, and forward's tensor becomes a copy of these where it waits for them. While a graph is captured
-nothing is communicated (:mod:`ortmodule.guards.collectives`).
+nothing is communicated (:mod:`ortmodule.guards.sharding.collectives`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ortmodule.core.errors import NotTraceable
-from ortmodule.core.interception import Replacement, replaced
+from ortmodule.core.objects.interception import Replacement, replaced
 from ortmodule.core.torch_private import TracedGraph, get_tracing_state, operator_name, tree_map_only, wait_tensor
 
 _NAMESPACE = "_c10d_functional::"

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from ortmodule.core.live_objects import Noted
-from ortmodule.core.references import other_references
+from ortmodule.core.objects.live_objects import Noted
+from ortmodule.core.objects.references import other_references
 from ortmodule.core.snapshot import TensorMemory
-from ortmodule.guards.holders import holders_of, is_of_context
 from ortmodule.guards.module_tree import Tree
-from ortmodule.guards.surroundings import GlobalState
+from ortmodule.guards.writes.holders import holders_of, is_of_context
+from ortmodule.guards.writes.surroundings import GlobalState
 from ortmodule.host.host_node import Node
 
 

@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
-from ortmodule.core import devices, pytree, pytree_tokens
+from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, NotTraceable, Raised, Unflattenable
 from ortmodule.core.names import RETURNS_GIVEN
-from ortmodule.core.tensor_copies import with_attributes
+from ortmodule.core.objects.tensor_copies import with_attributes
+from ortmodule.core.structures import tokens as pytree_tokens
 
 MOST_KNOWN = 4096  # sizes that are remembered
 #: Operators of plans that PyTorch runs (csrc/ops/host_call.c).

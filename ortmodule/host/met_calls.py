@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ortmodule.core.interception import Replacement, original, replaced
+from ortmodule.core.objects.interception import Replacement, original, replaced
 from ortmodule.host import autograd_functions
 from ortmodule.host.opaque_regions import Regions
 from ortmodule.host.passed_calls import Passed

@@ -23,9 +23,9 @@ from ortmodule.core import devices, pytree, rng_state
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.names import REENTRANT, RETURNS_GIVEN
+from ortmodule.core.objects.tensor_copies import as_operand
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items
-from ortmodule.core.tensor_copies import as_operand
 from ortmodule.core.torch_private import (
     EXPORTER_GLOBALS,
     ListType,
@@ -36,11 +36,11 @@ from ortmodule.core.torch_private import (
     untraced,
 )
 from ortmodule.guards import hook_arguments
-from ortmodule.guards.collectives import alone
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_hooks import without
 from ortmodule.guards.module_tree import Tree
-from ortmodule.guards.surroundings import GlobalState
+from ortmodule.guards.sharding.collectives import alone
+from ortmodule.guards.writes.surroundings import GlobalState
 from ortmodule.host import autograd_functions, escapes
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Modes, Node, Spent, leaves_of, nodes_behind, operands_of, specs_of

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from ortmodule.core.dtensor_results import PART_OF
 from ortmodule.core.errors import NotTraceable
-from ortmodule.core.interception import Replacement, original, replaced
+from ortmodule.core.objects.interception import Replacement, original, replaced
+from ortmodule.core.structures.dtensor_results import PART_OF
 from ortmodule.core.torch_private import get_tracing_state, tree_map_only
-from ortmodule.guards.local_parameters import LocalParameters
 from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.process_state import of_setting
-from ortmodule.guards.sharded import refuse_parts
+from ortmodule.guards.sharding.local_parameters import LocalParameters
+from ortmodule.guards.sharding.sharded import refuse_parts
 from ortmodule.host.collectives import WAIT, Node, wait_for
 from ortmodule.host.mesh_layouts import MeshLayout, Placements, enter, mesh_types, send
 from ortmodule.host.opaque_regions import eagerly

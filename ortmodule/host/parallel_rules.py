@@ -96,7 +96,7 @@ def _embedding(
         raise Refused("it is an embedding that counts rows, limits them or has a sparse gradient")
     made = []
     for p, w in zip(ids.layout.placements, weight.layout.placements, strict=True):
-        # A table that is split by words PyTorch runs (guards/sharded.py).
+        # A table that is split by words PyTorch runs (guards/sharding/sharded.py).
         _check(p.is_replicate() or (p.is_shard() and w.is_replicate()))
         made.append(mesh_types().Shard(ids.part.dim()) if w.is_shard() else p)
     return None, tuple(made), [ids.layout.placements, weight.layout.placements]

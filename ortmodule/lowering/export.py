@@ -20,8 +20,8 @@ from torch import nn
 
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import ExportError
-from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.names import INPUT
+from ortmodule.core.objects.interception import Replacement, replaced
 from ortmodule.core.torch_private import (
     EXPORTER_GLOBALS,
     TracedGraph,

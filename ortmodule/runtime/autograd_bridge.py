@@ -16,10 +16,10 @@ from ortmodule import _core
 from ortmodule.core.errors import Mismatch, Raised, StateError
 from ortmodule.core.torch_private import forward_level, is_batched, keeps_graph, outside_transforms, peek_transform
 from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
-from ortmodule.runtime import capture_budget
+from ortmodule.runtime.calls import capture_budget
 from ortmodule.runtime.double_backward import RecomputableGraph
 from ortmodule.runtime.executable import Executable, Executables, Flags
-from ortmodule.runtime.result_hooks import WatchedResults
+from ortmodule.runtime.tensors.result_hooks import WatchedResults
 
 
 class ForwardCall(Protocol):

@@ -22,26 +22,26 @@ from ortmodule.core.config import Config
 from ortmodule.core.dtypes import DTYPES, as_pairs
 from ortmodule.core.errors import CaptureError, Cause, Disagrees, Incomparable, NotInEngine, Raised, StateError, Unknown
 from ortmodule.core.names import INPUT, STATE, USED_ON
+from ortmodule.core.objects.weights import weights
 from ortmodule.core.onnx_utils import RANDOM, attributes, constants
-from ortmodule.core.weights import weights
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.memory_goal import MemoryGoal
 from ortmodule.engine.session import ENGINE_ERRORS, Session
-from ortmodule.guards.collectives import alone
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.sharding.collectives import alone
 from ortmodule.host.escapes import changed_by_breaks
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Node, operands_of, specs_of
 from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Replayed
 from ortmodule.lowering.graph_cuts import Break, Piece, cut, used_by
+from ortmodule.runtime.calls.parts import parts_of
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.executable import Flags
-from ortmodule.runtime.parts import parts_of
 from ortmodule.runtime.rng_replay import RngReplay
-from ortmodule.runtime.shared_memory import put
+from ortmodule.runtime.tensors.shared_memory import put
 
 #: The engine runs a module only if breaks hold no more than this share of its weights, those of embeddings aside.
 MOST_OUTSIDE = 0.5

@@ -16,11 +16,12 @@ import torch
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.trace_record import Source, Write
-from ortmodule.core import devices, pytree, pytree_tokens
+from ortmodule.core import devices, pytree
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine
 from ortmodule.core.onnx_utils import drawing
+from ortmodule.core.structures import tokens as pytree_tokens
 from ortmodule.core.torch_private import deterministic, saving_hooks, warns_only
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.memory_goal import MemoryGoal
@@ -28,21 +29,21 @@ from ortmodule.engine.session import Run, Session, copied, is_captured
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import containers
-from ortmodule.guards.local_parameters import with_attached
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.sharding.local_parameters import with_attached
 from ortmodule.runtime.autograd_bridge import Pending, attach
-from ortmodule.runtime.capture_budget import Variant
+from ortmodule.runtime.calls.capture_budget import Variant
+from ortmodule.runtime.calls.module_state import ModuleState
 from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
 from ortmodule.runtime.executable import Executable, Executables, Flags, Repeated, draw_seed
-from ortmodule.runtime.feeds import dtensors_among, feed_of, target_of, written_in_place
 from ortmodule.runtime.grad_buckets import EarlyUse, chain, have_hooks, in_a_group
 from ortmodule.runtime.lazy_logits import FORWARD, HEAD, MOST_COPIED, Deferral, deferral_of
-from ortmodule.runtime.memory_settings import goal_of
-from ortmodule.runtime.module_state import ModuleState
-from ortmodule.runtime.read_checks import MOST_SHAPES, ReadChecks
-from ortmodule.runtime.result_hooks import WatchedResults, dependents_of
 from ortmodule.runtime.segments import Segment, segments_of
-from ortmodule.runtime.shared_memory import overlap, put
+from ortmodule.runtime.tensors.feeds import dtensors_among, feed_of, target_of, written_in_place
+from ortmodule.runtime.tensors.memory_settings import goal_of
+from ortmodule.runtime.tensors.read_checks import MOST_SHAPES, ReadChecks
+from ortmodule.runtime.tensors.result_hooks import WatchedResults, dependents_of
+from ortmodule.runtime.tensors.shared_memory import overlap, put
 from ortmodule.triton_kernels.use import TritonUse
 
 _NO_RESULT = torch.empty(0)
@@ -55,7 +56,7 @@ OWN, ASSIGNED = "its own", "the one that was assigned"
 
 
 class OtherLengths(Protocol):
-    """The graphs of other lengths of a loop (runtime/lengths.py makes them)."""
+    """The graphs of other lengths of a loop (runtime/calls/lengths.py makes them)."""
 
     graphs: OrderedDict[int, CompiledGraph | None]
 

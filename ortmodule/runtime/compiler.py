@@ -26,20 +26,20 @@ from ortmodule.engine.session import ENGINE_ERRORS, gpu_of, may_plan
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.hook_effects import conflict
 from ortmodule.guards.module_tree import Tree
-from ortmodule.guards.sharded import has_refused, refuse_parts, waiting
-from ortmodule.guards.surroundings import reads_any
+from ortmodule.guards.sharding.sharded import has_refused, refuse_parts, waiting
+from ortmodule.guards.writes.surroundings import reads_any
 from ortmodule.host import escapes
 from ortmodule.host.fallback import Fallback
 from ortmodule.host.host_node import varying
 from ortmodule.host.opaque_regions import Opaque
 from ortmodule.lowering import export
 from ortmodule.runtime.broken_graph import BrokenGraph, Interpreter
-from ortmodule.runtime.capture_budget import Budget
+from ortmodule.runtime.calls.capture_budget import Budget
+from ortmodule.runtime.calls.held_arguments import reads_of
+from ortmodule.runtime.calls.lengths import Lengths
+from ortmodule.runtime.calls.module_state import ModuleState, ModuleStates
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
-from ortmodule.runtime.held_arguments import reads_of
-from ortmodule.runtime.lengths import Lengths
-from ortmodule.runtime.module_state import ModuleState, ModuleStates
-from ortmodule.runtime.shared_memory import overlap
+from ortmodule.runtime.tensors.shared_memory import overlap
 
 
 class Owner(Protocol):

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE
-from ortmodule.capture.filled_caches import MOST_CALLS, FillsCache
-from ortmodule.core import pytree, pytree_tokens, torch_private
+from ortmodule.capture.effects.filled_caches import MOST_CALLS, FillsCache
+from ortmodule.core import pytree, torch_private
 from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import (
     CallsOwn,
@@ -33,27 +33,28 @@ from ortmodule.core.errors import (
 )
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
+from ortmodule.core.structures import tokens as pytree_tokens
 from ortmodule.core.torch_private import forward_level, in_backward, is_fx_tracing, peek_transform, traced
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.guards.module_tree import Tree
-from ortmodule.guards.sharded import is_sharded
+from ortmodule.guards.sharding.sharded import is_sharded
 from ortmodule.host.fallback import THREAD, Fallback, inside_assigned
 from ortmodule.host.host_node import varying
 from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Diverted
-from ortmodule.runtime import call_differences, capture_budget
 from ortmodule.runtime.attachments import Attachments
-from ortmodule.runtime.capture_budget import Budget, Variant, Waits
-from ortmodule.runtime.changing_numbers import Changing, lifted, note
+from ortmodule.runtime.calls import call_differences, capture_budget
+from ortmodule.runtime.calls.capture_budget import Budget, Variant, Waits
+from ortmodule.runtime.calls.changing_numbers import Changing, lifted, note
+from ortmodule.runtime.calls.held_arguments import taken_from_module
+from ortmodule.runtime.calls.module_state import ModuleState, ModuleStates
+from ortmodule.runtime.calls.parts import Inner, parted
+from ortmodule.runtime.calls.reruns import Reruns
+from ortmodule.runtime.calls.usage import Usage
 from ortmodule.runtime.compiled_graph import ASSIGNED, OWN, Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
-from ortmodule.runtime.held_arguments import taken_from_module
-from ortmodule.runtime.module_state import ModuleState, ModuleStates
-from ortmodule.runtime.parts import Inner, parted
-from ortmodule.runtime.reruns import Reruns
-from ortmodule.runtime.usage import Usage
 from ortmodule.triton_kernels.use import TritonUse
 
 _NOTHING = object()
@@ -141,7 +142,7 @@ class Dispatcher:
     def call_assigned(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """A call of the forward that was assigned: captured in the place of the module's own, but where it calls that
         one. Python runs what is around it then."""
-        kind = _kind(args, kwargs)
+        kind = call_differences.kind(args, kwargs)
         if kind is None or kind in self._calling_own:
             return self.given_forward(*args, **kwargs)  # type: ignore[misc]  # there is one
         try:
@@ -557,14 +558,6 @@ class Dispatcher:
 
 for _method in (Dispatcher.__call__, Dispatcher.call_assigned):
     torch_private.uncompiled(_method, "the engine runs an ORTModule: there is nothing to compile in it")
-
-
-def _kind(args: tuple, kwargs: dict[str, Any]) -> tuple | None:
-    """What the ways that a forward takes depend on: its arguments but for tensors and numbers; None: not known."""
-    try:
-        return pytree.flatten((args, kwargs))[1].without_numbers()
-    except Unflattenable:
-        return None
 
 
 def _flattened(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], pytree.Structure]:

@@ -18,13 +18,13 @@ from ortmodule.capture.trace_record import Write
 from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Incomparable, StateError
-from ortmodule.core.tensor_copies import with_attributes
+from ortmodule.core.objects.tensor_copies import with_attributes
 from ortmodule.engine.session import Session
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import places_of
-from ortmodule.guards.local_parameters import LocalParameters, attached
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.sharding.local_parameters import LocalParameters, attached
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.runtime.rng_replay import RngReplay, replaying
 

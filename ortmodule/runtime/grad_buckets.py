@@ -22,8 +22,8 @@ from ortmodule import _core
 from ortmodule.core.torch_private import keeps_graph
 from ortmodule.engine import memory_goal
 from ortmodule.engine.session import ENGINE_ERRORS, Backward
-from ortmodule.runtime import capture_budget
 from ortmodule.runtime.autograd_bridge import Pending
+from ortmodule.runtime.calls import capture_budget
 from ortmodule.runtime.executable import Executables
 from ortmodule.runtime.segments import Segment
 

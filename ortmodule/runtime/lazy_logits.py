@@ -27,7 +27,7 @@ from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.engine.digests import Digests
 from ortmodule.engine.memory_goal import Spec
 from ortmodule.engine.session import Session, copied, gpu_of, is_captured
-from ortmodule.runtime import closures
+from ortmodule.runtime.calls import closures
 from ortmodule.runtime.lm_head import Head, find_head, without_head, without_outputs
 
 #: Calls whose logits were not read, before they are deferred.

@@ -17,7 +17,7 @@ import onnx
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ortmodule.capture import checkpoints
+from ortmodule.capture.calls import checkpoints
 from ortmodule.core import devices
 from ortmodule.core.errors import Incomparable, NotKnown
 from ortmodule.core.onnx_utils import drawing, without_dead

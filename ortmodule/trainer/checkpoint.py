@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ortmodule.core.errors import ArgumentError, ArgumentTypeError, MissingFileError
-from ortmodule.core.safe_files import replacing
+from ortmodule.core.settings.safe_files import replacing
 
 FORMAT = "ortmodule trainer 1"
 

@@ -13,7 +13,7 @@ import onnx
 import torch
 
 from ortmodule.core.errors import MissingFileError, StateError
-from ortmodule.core.safe_files import write_whole
+from ortmodule.core.settings.safe_files import write_whole
 from ortmodule.trainer.model_desc import Described
 
 OPSET = 17

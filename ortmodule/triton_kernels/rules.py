@@ -18,7 +18,7 @@ import onnx
 from ortmodule import _core
 from ortmodule.core.errors import SettingError
 from ortmodule.core.logger import warn_once
-from ortmodule.core.safe_files import parse_json
+from ortmodule.core.settings.safe_files import parse_json
 from ortmodule.triton_kernels.formulas import CLASSES, pointwise_operators
 from ortmodule.triton_kernels.row_steps import ROW_OPERATORS
 

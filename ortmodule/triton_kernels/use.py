@@ -17,7 +17,7 @@ import onnx
 from ortmodule import _core
 from ortmodule.core.config import PREFIX, Config
 from ortmodule.core.logger import warn_once
-from ortmodule.core.safe_files import write_whole
+from ortmodule.core.settings.safe_files import write_whole
 from ortmodule.triton_kernels.rules import Rules, read_rules
 from ortmodule.triton_kernels.source import source_of
 

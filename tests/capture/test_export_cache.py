@@ -12,7 +12,7 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from ortmodule.capture import export_cache
-from ortmodule.core import safe_files
+from ortmodule.core.settings import safe_files
 from ortmodule.lowering import export
 from tests.twins import Doubled
 

@@ -12,7 +12,7 @@ from einops.layers.torch import Rearrange
 from torch import nn
 
 from ortmodule import ORTModule, explain
-from ortmodule.capture import function_caches
+from ortmodule.capture.calls import function_caches
 
 
 @functools.cache

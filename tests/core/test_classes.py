@@ -1,10 +1,10 @@
-"""Tests of ortmodule.core.classes: which classes a program has made."""
+"""Tests of ortmodule.core.structures.classes: which classes a program has made."""
 
 import collections
 
 import torch
 
-from ortmodule.core import classes
+from ortmodule.core.structures import classes
 
 
 class Derived(dict):

@@ -4,7 +4,7 @@ import gc
 import threading
 import weakref
 
-from ortmodule.core.garbage import collect_garbage
+from ortmodule.core.objects.garbage import collect_garbage
 
 
 class Circle:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ortmodule.core.interception import Replacement, as_found, original, replaced
+from ortmodule.core.objects.interception import Replacement, as_found, original, replaced
 
 
 class Base:

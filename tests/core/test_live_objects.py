@@ -9,7 +9,7 @@ import weakref
 import numpy
 import pytest
 
-from ortmodule.core.live_objects import LiveObjects, Noted
+from ortmodule.core.objects.live_objects import LiveObjects, Noted
 from ortmodule.core.rng_state import found, generators
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule
-from ortmodule.core import references
-from ortmodule.core.references import has_frozen, other_references, referrers
+from ortmodule.core.objects import references
+from ortmodule.core.objects.references import has_frozen, other_references, referrers
 
 
 class Holder:

@@ -13,7 +13,8 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from ortmodule.capture import export_cache
-from ortmodule.core import config, safe_files
+from ortmodule.core import config
+from ortmodule.core.settings import safe_files
 from ortmodule.engine import autotune
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ortmodule import Config, ORTModule
-from ortmodule.debug.size_formulas import Formulas
+from ortmodule.debug.memory.size_formulas import Formulas
 from tests.engine.test_recomputation import IDS, same_bits, steps
 from tests.selection import each
 

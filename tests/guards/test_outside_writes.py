@@ -12,7 +12,7 @@ from torch.overrides import has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortmodule import ORTModule, explain
-from ortmodule.guards.outside_writes import OutsideWrites
+from ortmodule.guards.writes.outside_writes import OutsideWrites
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LARGE = 300_000  # more than what is copied at once

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from ortmodule.guards.shown_texts import is_shown
+from ortmodule.guards.reads.shown_texts import is_shown
 
 found = []
 

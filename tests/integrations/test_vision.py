@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore"), pytest.mar
 datasets = pytest.importorskip("sklearn.datasets")
 
 from ortmodule import ORTModule, explain  # noqa: E402
-from ortmodule.runtime import parts  # noqa: E402
+from ortmodule.runtime.calls import parts  # noqa: E402
 
 STEPS, BATCH, SIDE = 6, 4, 32
 #: Compiled operators of torchvision. One that was built for another torch cannot load them.

@@ -12,7 +12,7 @@ from torch import nn
 import ortmodule
 from ortmodule import Config, DebugOptions, Error, ORTModule, _core, explain, memory, patterns
 from ortmodule.compat import hooks
-from ortmodule.core import setting_types
+from ortmodule.core.settings import setting_types
 from ortmodule.optim import AdamConfig, FusedAdam, FusedSGD
 from ortmodule.trainer import ORTTrainerOptions, checkpoint
 from ortmodule.utils.data import LoadBalancingDistributedSampler
@@ -24,23 +24,23 @@ FOLDERS = [ROOT / "ortmodule", ROOT / ("optim" if (ROOT / "optim").exists() else
 PYTHONS = {
     "ortmodule/__init__.py": ({"ImportError", "AttributeError"}, "the engine, which has Error, cannot be imported"),
     "ortmodule/capture/export_cache.py": ({"ValueError"}, "found where a file of the cache is read"),
-    "ortmodule/capture/held_iterators.py": ({"AttributeError"}, "asked for by Python"),
+    "ortmodule/capture/randomness/held_iterators.py": ({"AttributeError"}, "asked for by Python"),
     "ortmodule/capture/scalar_guards.py": ({"TypeError"}, "as PyTorch"),
-    "ortmodule/capture/size_types.py": ({"AttributeError"}, "as PyTorch"),
-    "ortmodule/capture/symbolic_numbers.py": ({"TypeError"}, "as Python"),
-    "ortmodule/capture/traced_tables.py": ({"AttributeError", "KeyError"}, "a dictionary"),
+    "ortmodule/capture/numbers/size_types.py": ({"AttributeError"}, "as PyTorch"),
+    "ortmodule/capture/numbers/symbolic_numbers.py": ({"TypeError"}, "as Python"),
+    "ortmodule/capture/effects/traced_tables.py": ({"AttributeError", "KeyError"}, "a dictionary"),
     "ortmodule/compat/packages/onnxruntime/__init__.py": ({"AttributeError"}, "a module"),
     "ortmodule/compat/packages/onnxruntime/training/__init__.py": ({"AttributeError"}, "a module"),
     "ortmodule/core/onnx_utils.py": ({"ValueError"}, "a graph of our own"),
-    "ortmodule/core/safe_files.py": (
+    "ortmodule/core/settings/safe_files.py": (
         {"OSError", "PermissionError", "TimeoutError", "ValueError"},
         "as the system and json, and found where files of settings and caches are read",
     ),
     "ortmodule/core/size_expr.py": ({"LookupError"}, "found there"),
     "ortmodule/engine/autotune.py": ({"ValueError"}, "found where the file is read"),
     "ortmodule/engine/session.py": ({"RuntimeError"}, "as PyTorch"),
-    "ortmodule/guards/local_parameters.py": ({"TypeError"}, "a dictionary that torch.func writes to"),
-    "ortmodule/guards/size_tables.py": ({"LookupError"}, "found there"),
+    "ortmodule/guards/sharding/local_parameters.py": ({"TypeError"}, "a dictionary that torch.func writes to"),
+    "ortmodule/guards/reads/size_tables.py": ({"LookupError"}, "found there"),
     "ortmodule/host/opaque_regions.py": ({"AssertionError"}, "cannot be"),
     "ortmodule/lowering/export.py": ({"ValueError"}, "as PyTorch"),
     "ortmodule/lowering/functionalize.py": ({"TypeError"}, "of a trace, found by the exporter"),

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,32 @@ def test_imports_go_upwards(module):
     own = PACKAGES.index(module.relative_to(PACKAGE).parts[0])
     for package, line in imports(ast.parse(module.read_text())):
         assert package in PACKAGES[: own + 1], f"{module}:{line} imports ortmodule.{package}, which is below it"
+
+
+FILES_OF_A_FOLDER = 15  # about a dozen: more are two rooms
+
+
+def test_folders_are_small():
+    folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir() and "packages" not in path.parts)]
+    sizes = {str(f.relative_to(PACKAGE)): len({*f.glob("*.py")} - {f / "__init__.py"}) for f in folders}
+    assert not {folder: size for folder, size in sizes.items() if size > FILES_OF_A_FOLDER}
+
+
+def names_of_modules():
+    return {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in MODULES}
+
+
+def test_modules_import_each_other_one_way():
+    """Also inside of a package, the imports for types alone (`if TYPE_CHECKING`) aside."""
+    modules = names_of_modules()
+    order = TopologicalSorter()
+    for name, path in modules.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("ortmodule."):
+                base = node.module.removeprefix("ortmodule.")
+                found = {f"{base}.{a.name}" if f"{base}.{a.name}" in modules else base for a in node.names}
+                order.add(name, *(found & modules.keys()))
+    assert len(list(order.static_order())) > 150  # raises CycleError, which names the modules
 
 
 def private_names(tree):

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from ortmodule import Config, ORTModule, explain
 from ortmodule.core.errors import Cause, NotInEngine
 from ortmodule.core.logger import Log, LogLevel
-from ortmodule.runtime import capture_budget
-from ortmodule.runtime.capture_budget import Budget, Waits
+from ortmodule.runtime.calls import capture_budget
+from ortmodule.runtime.calls.capture_budget import Budget, Waits
 
 
 class Clock:

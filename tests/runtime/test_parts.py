@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ortmodule import BypassError, Config, ORTModule, explain
-from ortmodule.runtime import parts
-from ortmodule.runtime.capture_budget import Budget
+from ortmodule.runtime.calls import parts
+from ortmodule.runtime.calls.capture_budget import Budget
 from tests.runtime.test_bypasses import AT_ONCE
 
 

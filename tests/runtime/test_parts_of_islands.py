@@ -12,7 +12,7 @@ from torch import nn
 from ortmodule import Config, LogLevel, ORTModule, explain
 from ortmodule.core.logger import Log
 from ortmodule.debug.verify import Verifier
-from ortmodule.runtime import capture_budget, parts
+from ortmodule.runtime.calls import capture_budget, parts
 from tests.runtime.test_bypasses import AT_ONCE
 
 WIDTH, LAYERS, STEPS = 8, 4, 12

@@ -10,7 +10,7 @@ from torch import nn
 from ortmodule import ORTModule, explain
 from ortmodule.core.logger import warn_once
 from ortmodule.engine import memory_goal
-from ortmodule.runtime.result_hooks import dependents_of
+from ortmodule.runtime.tensors.result_hooks import dependents_of
 from tests.twins import rows
 
 UNSEEN = "does not see the gradient that comes through another result"

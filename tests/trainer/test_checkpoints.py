@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from ortmodule.core import safe_files
+from ortmodule.core.settings import safe_files
 from ortmodule.optim import AdamConfig, DynamicLossScaler, LambConfig, SGDConfig, lr_scheduler
 from ortmodule.trainer import checkpoint
 from tests.selection import each

@@ -22,8 +22,8 @@ from ortmodule.capture.loops.loop import LENGTHS, Loop, small
 from ortmodule.core import devices, pytree, rng_state
 from ortmodule.core.errors import MissingPrivate
 from ortmodule.engine.session import ENGINE_ERRORS
-from ortmodule.guards.collectives import alone
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.sharding.collectives import alone
 from ortmodule.host.fallback import only_pytorch
 
 #: Loops are checked at once for lengths up to this, where that does not take longer than so many seconds.

@@ -1,0 +1,1 @@
+"""Replaces calls that a trace has to take in another way."""

@@ -1,0 +1,107 @@
+"""Lets `int(x)`, `float(x)` and `round(x)` give numbers that know their tensors, while a module is traced.
+
+Python makes a plain number of whatever `__int__` returns, so the call itself has to be another one. In the code of the
+functions that make such calls the name that is called is replaced for the time of a trace: where an instruction loads
+`int` in order to call it, it loads a function of ours; `isinstance(x, int)` still sees the type. A trace meets
+`__int__` first, so it notes whose code that was (:meth:`ConversionCalls.meet`), and is made once more.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ortmodule.core.names import PACKAGE
+from ortmodule.core.objects.interception import Replacement, replaced
+from ortmodule.core.objects.references import referrers
+from ortmodule.guards.code_reader import all_of, inner
+
+#: What is called -> the name under which the function in its place is among the builtins.
+_NAMES = {name: f"ortmodule.{name}" for name in ("int", "float", "round")}
+_LOAD, _EXTENDED = dis.opmap["LOAD_GLOBAL"], dis.opmap["EXTENDED_ARG"]
+_MOST = 127  # names of a function that one byte counts, beside a bit
+
+
+@dataclass
+class ConversionCalls:
+    """The code that converts numbers. ``found``: since :meth:`new` was asked."""
+
+    functions: list[types.FunctionType] = field(default_factory=list)
+    _asked: set[types.CodeType] = field(default_factory=set)
+    _found: bool = False
+
+    def meet(self, frame: types.FrameType | None) -> None:
+        """``frame`` converts a number: another trace sees the call, if its code can be found."""
+        if frame is None or frame.f_code in self._asked or frame.f_code.co_filename.startswith(PACKAGE):
+            return
+        code = frame.f_code
+        self._asked.add(code)
+        if not any(_calls(code)):
+            return
+        # A comprehension or an inner function is made anew in each call, from the code of what is around it.
+        while frame is not None:
+            if any(each is code for each in all_of(frame.f_code)):
+                fitting = [f for f in _functions_of(frame) if not _NAMES.keys() & f.__globals__]
+                self.functions += [f for f in fitting if not any(f is known for known in self.functions)]
+                self._found |= bool(fitting)
+            frame = frame.f_back
+
+    def new(self) -> bool:
+        """Have there been such calls since this was asked last?"""
+        found, self._found = self._found, False
+        return found
+
+    @contextmanager
+    def replaced(self, instead: dict[str, Callable[..., Any]]) -> Iterator[None]:
+        """Inside, the functions that were met call ``instead``."""
+        places = [Replacement(builtins, _NAMES[name], function) for name, function in instead.items()]
+        before = [(function, function.__code__) for function in self.functions]
+        with replaced(places if before else ()):
+            try:
+                for function, code in before:
+                    function.__code__ = _with_calls_replaced(code)
+                yield
+            finally:
+                for function, code in before:
+                    function.__code__ = code
+
+
+def _functions_of(frame: types.FrameType) -> list[types.FunctionType]:
+    """The functions of a frame's code: one that stands where its name says, or all that are alive, which takes long."""
+    outer, *names = frame.f_code.co_qualname.split(".")
+    found = frame.f_globals.get(outer)
+    for name in names:
+        found = getattr(found, "__dict__", {}).get(name)
+    if isinstance(found, types.FunctionType) and found.__code__ is frame.f_code:
+        return [found]
+    holders = referrers([frame.f_code])
+    return [f for f in holders if isinstance(f, types.FunctionType) and f.__code__ is frame.f_code]
+
+
+def _calls(code: types.CodeType) -> Iterator[tuple[int, str]]:
+    """The places of instructions that load a function of that name in order to call it, where one byte says which."""
+    names, byte_code = code.co_names, code.co_code
+    for at in range(0, len(byte_code), 2):
+        calls = byte_code[at] == _LOAD and byte_code[at + 1] & 1 and not (at and byte_code[at - 2] == _EXTENDED)
+        if calls and (name := names[byte_code[at + 1] >> 1]) in _NAMES:
+            yield at, name
+
+
+@functools.lru_cache(maxsize=256)
+def _with_calls_replaced(code: types.CodeType) -> types.CodeType:
+    names, byte_code = list(code.co_names), bytearray(code.co_code)
+    for at, name in _calls(code):
+        if (mine := _NAMES[name]) not in names:
+            if len(names) > _MOST:
+                continue
+            names.append(mine)
+        byte_code[at + 1] = names.index(mine) << 1 | 1
+    parts = {id(part): _with_calls_replaced(part) for part in inner(code)}
+    constants = tuple(parts.get(id(constant), constant) for constant in code.co_consts)
+    return code.replace(co_code=bytes(byte_code), co_names=tuple(names), co_consts=constants)

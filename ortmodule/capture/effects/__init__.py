@@ -1,0 +1,1 @@
+"""Follows what forward sets and keeps elsewhere than in its result, while it is traced."""

@@ -1,0 +1,113 @@
+"""Finds attributes in which forward keeps what it has computed for later calls: masks, tables of positions.
+
+A call that fills such a cache, or makes it larger, is seldom; the calls behind it find it there. So PyTorch runs that
+call, and the next one is captured, with the tables as inputs of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ortmodule.capture.numbers import symbolic_numbers
+from ortmodule.capture.numbers.read_causes import OPAQUE, RANDOM, causes, causes_of_size
+from ortmodule.capture.scalar_guards import Recorder
+from ortmodule.core.size_expr import is_number
+from ortmodule.core.torch_private import TracedValue, get_value_trace
+from ortmodule.guards.inventory import Slot, path_of
+from ortmodule.guards.isolation import Contents
+from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.reads.size_tables import SizeTable
+
+MOST_CALLS = 2  # that a module gets for filling its caches
+
+
+class FillsCache(BaseException):
+    """Forward fills a cache. It goes through the user's code, whose handlers of errors must not take it."""
+
+    def __init__(
+        self, slots: list[Slot], numbers: list[Slot], tables: Sequence[SizeTable] = (), text: str = ""
+    ) -> None:
+        """``slots``: with tensors, ``numbers``: that it sets beside them; ``tables``: in dictionaries. ``text``: why
+        PyTorch runs this call, where it is for another reason."""
+        names = (*(slot.name for slot in slots), *(table.attribute.name for table in tables))
+        super().__init__(text or f"forward fills a cache ({', '.join(names)}), which later calls find")
+        self.slots, self.numbers, self.tables = slots, numbers, tables
+
+
+def put_resized(
+    tree: Tree, places: Sequence[tuple[Any, Any]], tensors: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Puts the last of ``tensors`` into these places of the module, and returns those of slots by their names."""
+    slots = {(id(slot.holder), slot.key): slot.name for slot in tree.others}
+    found: dict[str, torch.Tensor] = {}
+    for (holder, key), tensor in zip(places, tensors[len(tensors) - len(places) :], strict=True):
+        holder[key] = tensor
+        if (id(holder), key) in slots:
+            found[slots[id(holder), key]] = tensor
+    return found
+
+
+def check_caches(
+    tree: Tree, sets: Sequence[Slot], met: Mapping[Any, int], versions: Mapping[str, tuple[torch.Tensor, int]],
+    before: Mapping[str, Contents], given: Iterable[torch.Tensor],
+) -> None:  # fmt: skip
+    """Raises FillsCache where forward has looked at what an attribute held, and set it, and tables beside it, to what
+    does not follow from the values of the call's tensors ``given``.
+
+    ``sets``: slots that it has set, beside tensors in the places of others; ``met``: the ids of what attributes were
+    when forward looked at them first, by slots; ``versions``, ``before``: tensors, and attributes, when it began."""
+    others = [slot for slot in tree.others if slot.find() is not versions[slot.name][0]]
+    call = {get_value_trace(tensor).unique() for tensor in given}
+
+    def then(slot: Slot) -> Any:
+        if slot.name in versions:
+            return versions[slot.name][0]
+        return before[slot.name.rpartition(".")[0]].attributes.get(str(slot.key))
+
+    tables, asked = [], False
+    for slot in (*sets, *others):
+        value: Any = slot.find()
+        tensor = value.tensor if symbolic_numbers.is_one(value) else value
+        if not isinstance(tensor, torch.Tensor) or tensor.requires_grad or follows_from(get_value_trace(tensor), call):
+            continue
+        asked = asked or met.get((id(slot.holder), slot.key)) == id(then(slot))
+        if tensor is value and not is_number(tensor):
+            tables.append(slot)
+    if asked and tables:
+        raise FillsCache(tables, [slot for slot in sets if type(then(slot)) in (int, float)])
+
+
+def forget_own(
+    recorder: Recorder, before: Mapping[str, Contents], versions: Mapping[str, tuple[torch.Tensor, int]]
+) -> None:  # fmt: skip
+    """Forgets reads of attributes that forward had set by then: what they were before the call is no matter."""
+    for path, then in before.items():
+        module = then.module
+        looks = recorder.met
+        for name in module.__dict__:
+            if (id(module), name) not in recorder.attributes:
+                continue
+            value = then.attributes.get(name)  # None: there was none, which a look would have found
+            value, _ = versions.get(path_of(path, name), (value, 0))
+            if module.__dict__[name] is not value and looks.get((id(module.__dict__), name)) != id(value):
+                del recorder.attributes[id(module), name]
+
+
+def follows_from(value: TracedValue, call: Container[int]) -> bool:
+    """Does ``value`` follow from the elements of tensors of the ``call``, or from chance?"""
+    asked, known = [(value, False)], set()
+    while asked:
+        value, of_size = asked.pop()
+        if (value.unique(), of_size) in known:
+            continue
+        known.add((value.unique(), of_size))
+        if not of_size and value.unique() in call:
+            return True
+        behind, least = causes_of_size(value) if of_size else causes(value.node())
+        if least in (RANDOM, OPAQUE):
+            return True
+        asked += behind
+    return False

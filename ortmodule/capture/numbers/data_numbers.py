@@ -1,0 +1,115 @@
+"""Follows numbers that Python takes out of tensors while a module is traced: `x.item()`, `int(x)`, `x.tolist()`.
+
+Each becomes a number that knows its tensor (`symbolic_numbers.py`). What Python computes with it, and gives back to
+torch as a size, a bound, an index or a factor, is traced; a comparison is a read that each run compares. So one graph
+is for all values.
+
+The two traces of a capture must not have the same numbers, or what depends on one would not show: where the data gives
+both the same (a pointer that is a buffer), the second trace has one that differs by 1 (:class:`Numbers`). If they do
+not agree then, numbers are compared in every run, as other reads are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ortmodule.capture import scalar_guards
+from ortmodule.capture.calls.conversion_calls import ConversionCalls
+from ortmodule.capture.numbers import symbolic_numbers
+from ortmodule.capture.numbers.read_causes import DATA
+from ortmodule.core.torch_private import get_tracing_state, untraced
+
+MOST_ELEMENTS = 256  # of a list of numbers
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DOWN, UP = -1, 1
+
+
+@dataclass
+class Numbers:
+    """What one trace does with numbers from data.
+
+    ``first``: what an earlier trace has taken. Where this one would take the same, another value stands in: one that
+    differs by ``step``. ``changed``: that has happened.
+    """
+
+    symbolic: bool = True  # otherwise they are compared in every run
+    first: list[list[Any]] | None = None
+    step: int = DOWN
+    calls: ConversionCalls = field(default_factory=ConversionCalls)
+    taken: list[list[Any]] = field(default_factory=list)  # what one look at a tensor gives
+    changed: bool = False
+    met: bool = False  # in one of the traces
+
+    def after(self, first: list[list[Any]], step: int) -> Numbers:
+        """For a trace that is to differ from an earlier one, which has taken ``first``."""
+        return replace(self, first=first, step=step)
+
+    def begin(self) -> None:
+        """A trace begins."""
+        self.taken, self.changed = [], False
+
+    def take(self, recorder: scalar_guards.Recorder, tensor: torch.Tensor) -> Any:
+        """The number, or the list of them, in a traced ``tensor``; NotImplemented: it is compared."""
+        kinds = _INTEGERS[:-1] + _FLOATS
+        if not self.symbolic or tensor.dtype not in kinds or tensor.dim() > 1 or tensor.numel() > MOST_ELEMENTS:
+            return NotImplemented
+        if recorder.depends_of(tensor) < DATA:
+            return NotImplemented
+        if tensor.dim():
+            recorder.read(tensor.size(0), DATA)  # how many there are
+        whole = tensor.dtype in _INTEGERS
+        copied = tensor.detach().to(torch.int64 if whole else torch.float64).clone()  # forward may change it
+        with untraced():
+            values = copied.reshape(-1).tolist()
+            if self.first is not None and values == [*self.first[len(self.taken) :], None][0] and values:
+                self.changed = True
+                values = [_another(v, self.step) for v in values] if len({*values}) < 2 else [*values[1:], values[0]]
+                copied.copy_(torch.tensor(values, dtype=copied.dtype).reshape(copied.shape))
+        self.taken.append(values)
+        self.met = True
+        parts = copied.unbind() if tensor.dim() else (copied,)
+        found = [symbolic_numbers.known(value, part) for value, part in zip(values, parts, strict=True)]
+        return found if tensor.dim() else found[0]
+
+    def converting(self, recorder: scalar_guards.Recorder) -> AbstractContextManager[None]:
+        """Inside, `int(x)` and the like give numbers that know their tensors, where such calls have been met."""
+
+        def conversion(kind: Callable[..., Any], convert: Callable[[Any], Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if len(args) == 1 and not kwargs and get_tracing_state() is not None:
+                    number = self._number(recorder, args[0])
+                    if number is not None:
+                        return convert(number)
+                return kind(*args, **kwargs)
+
+            return call
+
+        return self.calls.replaced(
+            {
+                "int": conversion(int, symbolic_numbers.whole),
+                "float": conversion(float, symbolic_numbers.fractional),
+                "round": conversion(round, round),
+            }
+        )
+
+    def _number(self, recorder: scalar_guards.Recorder, value: Any) -> Any:
+        """The symbolic number that ``value`` is, or holds; None: neither."""
+        if symbolic_numbers.is_one(value):
+            return value
+        if not isinstance(value, torch.Tensor) or not recorder.watches():
+            return None
+        with recorder.paused():
+            found = self.take(recorder, value.reshape(())) if value.numel() == 1 else NotImplemented
+        return None if found is NotImplemented else found
+
+
+def _another(value: Any, step: int) -> Any:
+    if isinstance(value, float):
+        return value * (1 + step / 2) + (value == 0) * step / 2
+    return value + step if value > 1 or step > 0 else value + 1

@@ -1,0 +1,1 @@
+"""Follows what forward draws, and what it asks of time and its process, while it is traced."""

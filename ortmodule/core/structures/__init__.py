@@ -1,0 +1,1 @@
+"""Holds the kinds of values that arguments and results are structures of."""

@@ -1,0 +1,1 @@
+"""Meets modules whose parameters are spread over ranks, and their collectives."""

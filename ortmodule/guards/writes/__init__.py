@@ -1,0 +1,1 @@
+"""Finds what code may change around a module, and who holds it."""

@@ -1,0 +1,1 @@
+"""Finds, compares and updates the tensors of a run."""
