@@ -38,6 +38,7 @@ OWNED = "Contiguous, of a gradient"  # a gradient that is copied to its owner's 
 #: multiple of, bytes that the logits of a part and their gradient may have, elements that a line is a multiple of.
 MOST_ROWS, TILE, MOST_BYTES, LINE = 4096, 128, 3 << 29, 8
 MANY_CLASSES = 512  # from so many on, in 16 bits, those that fill no line are products of their own
+KEPT_WIDTH = 8192  # of rows whose gradients one kernel has (csrc/cuda/kernels/norm.cu)
 
 
 def without_memory(model: nn.Module) -> nn.Module:
@@ -211,8 +212,15 @@ class Account:
             kernel.kind, kernel.count = "other", 3
             kernel.more = 2 * sum(kernel.reads.values())  # sorts, and adds to rows that were zeroed
         elif name in ("LayerNormGrad", "RMSNormGrad"):
-            kernel.count = 3  # sums over rows, their parts, then dx, which reads both once more
-            kernel.more = sum(bytes_of(specs[v]) for v in operands[:2])
+            type_, shape = specs[operands[1]]
+            width = math.prod(specs[operands[2]][1])
+            rows = math.prod(shape) // width
+            if width % 64 == 0 and width <= KEPT_WIDTH and len(kernel.writes) > 1:
+                kernel.count = 2  # all gradients, and the sum of their parts, which are written and read
+                kernel.more = 2 * 2 * 4 * width * min(max(rows // 16, 1), 512)
+            else:
+                kernel.count = 3  # sums over rows, their parts, then dx, which reads both once more
+                kernel.more = sum(bytes_of(specs[v]) for v in operands[:2])
         elif name.startswith("LinearCrossEntropy"):
             hidden, weight = self._linear(operands)
             gradients = name.endswith("Grad") or any(specs[v][1] == weight[1] for v in kernel.writes)

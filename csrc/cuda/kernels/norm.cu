@@ -3,9 +3,10 @@
  *
  * A block has a row, whose threads take eight neighbours at a time, of four places at once, and keep them where that is
  * all they have: a row of 1024 is a warp's. Where rows are whole pieces of memory, kept, and of types known when this is
- * compiled, kernels have nothing but that (`even`), with the same bits. The gradients of scale and bias are sums over rows: a block adds up 64 columns
- * of one part of the rows, whose number depends on the shape alone, and a second kernel the parts, in order. They read
- * dy, so they come before dx, which may take its place. */
+ * compiled, kernels have nothing but that (`even`), with the same bits. The gradients of scale and bias are sums over
+ * rows: a thread adds up eight columns of a part of the rows, and a second kernel the parts, in order. How many parts
+ * there are depends on the shape alone. Where rows are even and all gradients are wanted, the kernel of dx adds up, too,
+ * so that dy and x are read once: a block has a part's rows. Elsewhere a kernel before it does; dx may take dy's place. */
 #ifndef T
 #include "cuda/kernels/kernel.h"
 
@@ -28,8 +29,12 @@ typedef struct norm_args {
     int32_t centred, drops, scale_type, bias_type, from, to; /* from: of x, or of dy; to: of `narrow` */
 } norm_args;
 
-enum { COLUMNS = 64, LANES = 32 };        /* of a block: columns, and rows that it reads at a time */
-enum { MOST_PARTS = 64, JOIN_LANES = 8 }; /* of the rows; of a block that adds up the parts of WARP columns */
+enum { LEAST_ROWS = 16, MOST_PARTS = 512 }; /* of a part; of the rows */
+enum {
+    JOIN_LANES = 8,
+    JOIN_AT_ONCE = 8,
+    ADDING = 256
+}; /* of a block that adds up the parts of WARP columns; threads */
 
 #ifdef ORT_HOST
 #include "ops/pointwise/dropout.h"
@@ -48,7 +53,8 @@ static norm_args args_of(const node *n, const shape *s) {
     if (axis < 0) axis += s->rank;
     a.rows = shape_span(s, 0, axis);
     a.width = shape_span(s, axis, s->rank);
-    a.parts = a.rows / 64 < 1 ? 1 : a.rows / 64 < MOST_PARTS ? a.rows / 64 : MOST_PARTS;
+    a.parts = a.rows / LEAST_ROWS;
+    a.parts = a.parts < 1 ? 1 : a.parts < MOST_PARTS ? a.parts : MOST_PARTS;
     return a;
 }
 
@@ -131,7 +137,8 @@ size_t norm_grad_cuda_workspace(const node *n) {
 static status run_backward(ctx *c, const call *k, bool centred) {
     static kernel rows[2][DTYPE_COUNT] = {FLOAT_KERNELS(norm_grad_rows), FLOAT_KERNELS(norm_grad_even_rows)};
     static kernel columns[2][DTYPE_COUNT] = {FLOAT_KERNELS(norm_grad_columns), FLOAT_KERNELS(norm_grad_even_columns)};
-    static kernel join[DTYPE_COUNT] = FLOAT_KERNELS(norm_grad_join);
+    static kernel all[DTYPE_COUNT] = FLOAT_KERNELS(norm_grad_even_all),
+                  join[DTYPE_COUNT] = FLOAT_KERNELS(norm_grad_join);
     const dtype type = k->in[X].type;
     norm_args a = args_of(k->node, &k->in[X].shape);
 
@@ -149,12 +156,16 @@ static status run_backward(ctx *c, const call *k, bool centred) {
     a.centred = centred;
     a.partial = k->work;
     const geometry of_rows = geometry_kept(a.rows, a.width, type);
-    const bool even = are_even(&a, type, of_rows);
-    if (is_wanted(k, 1) || is_wanted(k, 2)) {
-        int64_t groups = (a.width + COLUMNS - 1) / COLUMNS;
-        const geometry of_columns = geometry_over(groups * a.parts, 1, COLUMNS / ROW_PIECE * LANES);
-        TRY(cuda_launch(c, k, &columns[even][type], of_columns, &a));
-        TRY(cuda_launch(c, k, &join[type], geometry_over((a.width + WARP - 1) / WARP * 2, 1, WARP * JOIN_LANES), &a));
+    const geometry of_join = geometry_over((a.width + WARP - 1) / WARP * 2, 1, WARP * JOIN_LANES);
+    const bool even = are_even(&a, type, of_rows), sums = is_wanted(k, 1) || is_wanted(k, 2);
+    if (even && sums && is_wanted(k, 0)) {
+        TRY(cuda_launch(c, k, &all[type], geometry_kept(a.parts, a.width, type), &a));
+        return cuda_launch(c, k, &join[type], of_join, &a);
+    }
+    if (sums) {
+        const int64_t threads = a.parts * ((a.width + ROW_PIECE - 1) / ROW_PIECE);
+        TRY(cuda_launch(c, k, &columns[even][type], geometry_over(threads, 1, ADDING), &a));
+        TRY(cuda_launch(c, k, &join[type], of_join, &a));
     }
     if (!is_wanted(k, 0)) return OK;
     return cuda_launch(c, k, &rows[even][type], of_rows, &a);
@@ -353,37 +364,88 @@ KERNEL(NAME(norm_grad_even_rows), norm_args) {
 #undef ROWS
 }
 
-/* Columns from `first` on of rows LANES apart, from `row` to `end`. */
-DEVICE void NAME(take_rows)(const norm_args *a, const void *p, int type, int64_t row, int64_t end, int64_t first,
-                            int even, A x[PIECES_OF(TYPE)][AT_ONCE]) {
-    const int64_t last = first < a->width ? end * a->width : 0; /* none are behind the last column */
-    if (even) {
-        READ_EVEN(p, type, row * a->width + first, LANES * a->width, 0, last, x);
-        return;
+/* dx of even rows [begin, end), and a part's sums of what belongs to scale and bias, as the block's threads keep them. */
+DEVICE void NAME(norm_grad_part)(const norm_args *a, int64_t part, int from) {
+    enum { EACH = PIECES_OF(TYPE), SUMS = TYPE == F64 ? F64 : F32 };
+    const int64_t first = (int64_t)threadIdx.x * AT_ONCE;
+    const int64_t last = quotient(a->rows * (part + 1), a->parts);
+    A dscale[EACH][AT_ONCE] = {{0}}, dbias[EACH][AT_ONCE] = {{0}};
+    A x[EACH][AT_ONCE] = {{0}}, g[EACH][AT_ONCE] = {{0}}, other[AT_ONCE] = {0};
+
+    NOT_UNROLLED for (int64_t row = quotient(a->rows * part, a->parts); row < last; row++) {
+        const int64_t begin = row * a->width, end = begin + a->width;
+        const A m = a->means ? ((const A *)a->means)[row] : 0, r = ((const A *)a->inverses)[row];
+        A sum = 0, dot = 0;
+
+        READ_EVEN(a->dy, from, begin + first, PIECE_STEP, begin, end, g);
+        READ_EVEN(a->x, TYPE, begin + first, PIECE_STEP, begin, end, x);
+        UNROLL for (int k = 0; k < EACH; k++) {
+            A scale[AT_ONCE] = {0};
+            NAME(take_piece)(a->scale, TYPE, first + k * PIECE_STEP, 0, a->width, 1, scale);
+            UNROLL for (int j = 0; j < AT_ONCE; j++) {
+                x[k][j] = ROUNDED_PRODUCT(x[k][j] - m, r);
+                dscale[k][j] = FMA(g[k][j], x[k][j], dscale[k][j]);
+                dbias[k][j] += g[k][j];
+                g[k][j] = ROUNDED_PRODUCT(g[k][j], scale[j]);
+                sum += g[k][j];
+                dot = FMA(g[k][j], x[k][j], dot);
+            }
+        }
+        dot = SUM(dot) / (A)a->width;
+        sum = SUM(sum) / (A)a->width;
+        if (!a->centred) sum = 0;
+        UNROLL for (int k = 0; k < EACH; k++) {
+            const int64_t at = begin + first + k * PIECE_STEP;
+            UNROLL for (int j = 0; j < AT_ONCE; j++) g[k][j] = ROUNDED_PRODUCT(r, FMA(-x[k][j], dot, g[k][j] - sum));
+            if (a->other) {
+                NAME(take_piece)(a->other, TYPE, at, begin, end, 1, other);
+                UNROLL for (int j = 0; j < AT_ONCE; j++) g[k][j] = GET(PUT(g[k][j])) + other[j];
+            }
+            NAME(give_piece)(a->out, TYPE, at, begin, end, 1, g[k]);
+        }
     }
-    if (a->width % AT_ONCE == 0) {
-        TAKE_PIECES(p, type, row * a->width + first, LANES * a->width, 0, last, x);
-        return;
-    }
-    UNROLL for (int k = 0; k < PIECES_OF(TYPE); k++) {
-        const int64_t start = (row + k * LANES) * a->width;
-        TAKE(p, type, start + first, start, row + k * LANES < end ? start + a->width : 0, x[k]);
+    UNROLL for (int k = 0; k < EACH; k++) {
+        A *sums = (A *)a->partial + 2 * part * a->width;
+        NAME(give_piece)(sums, SUMS, first + k * PIECE_STEP, 0, a->width, 1, dscale[k]);
+        NAME(give_piece)(sums + a->width, SUMS, first + k * PIECE_STEP, 0, a->width, 1, dbias[k]);
     }
 }
 
-/* Of eight columns, from `first` on, of rows [begin, end) that are LANES apart: what belongs to scale and bias. */
+KERNEL(NAME(norm_grad_even_all), norm_args) {
+#define PARTS(type) FOR_BLOCKS(part, a.parts) NAME(norm_grad_part)(&a, part, type)
+    OF_TYPE(a.from, PARTS);
+#undef PARTS
+}
+
+/* Columns from `first` on of neighbouring rows, from `row` to `end`. */
+DEVICE void NAME(take_rows)(const norm_args *a, const void *p, int type, int64_t row, int64_t end, int64_t first,
+                            int even, A x[PIECES_OF(TYPE)][AT_ONCE]) {
+    if (even) {
+        READ_EVEN(p, type, row * a->width + first, a->width, 0, end * a->width, x);
+        return;
+    }
+    if (a->width % AT_ONCE == 0) {
+        TAKE_PIECES(p, type, row * a->width + first, a->width, 0, end * a->width, x);
+        return;
+    }
+    UNROLL for (int k = 0; k < PIECES_OF(TYPE); k++) {
+        const int64_t start = (row + k) * a->width;
+        TAKE(p, type, start + first, start, row + k < end ? start + a->width : 0, x[k]);
+    }
+}
+
+/* Of eight columns, from `first` on, of rows [begin, end): what belongs to scale and bias, as norm_grad_part adds it. */
 DEVICE void NAME(add_columns)(const norm_args *a, int from, int64_t begin, int64_t end, int64_t first, int even,
                               A dscale[AT_ONCE], A dbias[AT_ONCE]) {
     enum { EACH = PIECES_OF(TYPE) };
 
-    for (int64_t row = begin; row < end; row += LANES * EACH) {
+    for (int64_t row = begin; row < end; row += EACH) {
         A x[EACH][AT_ONCE], d[EACH][AT_ONCE];
         NAME(take_rows)(a, a->dy, from, row, end, first, even, d);
         NAME(take_rows)(a, a->x, TYPE, row, end, first, even, x);
         UNROLL for (int k = 0; k < EACH; k++) {
-            const int64_t own = row + k * LANES;
-            if (own >= end) break;
-            const A m = a->means ? ((const A *)a->means)[own] : 0, r = ((const A *)a->inverses)[own];
+            if (row + k >= end) break;
+            const A m = a->means ? ((const A *)a->means)[row + k] : 0, r = ((const A *)a->inverses)[row + k];
             UNROLL for (int j = 0; j < AT_ONCE; j++) {
                 dscale[j] = FMA(d[k][j], ROUNDED_PRODUCT(x[k][j] - m, r), dscale[j]);
                 dbias[j] += d[k][j];
@@ -392,42 +454,25 @@ DEVICE void NAME(add_columns)(const norm_args *a, int from, int64_t begin, int64
     }
 }
 
-/* Columns of a part of the rows: a thread for eight neighbours in each of LANES lanes of rows. */
-DEVICE void NAME(columns_of)(const norm_args *a, int from, int even, A *scales, A *biases) {
-    const int64_t groups = (a->width + COLUMNS - 1) / COLUMNS;
-    const int lane = threadIdx.x / (COLUMNS / AT_ONCE), first = threadIdx.x % (COLUMNS / AT_ONCE) * AT_ONCE;
+/* Sums of parts: a thread has eight neighbouring columns of one. */
+DEVICE void NAME(columns_of)(const norm_args *a, int from, int even) {
+    enum { SUMS = TYPE == F64 ? F64 : F32 };
+    const int64_t pieces = (a->width + AT_ONCE - 1) / AT_ONCE;
 
-    FOR_BLOCKS(task, groups * a->parts) {
-        const int64_t part = quotient(task, groups), column = (task - part * groups) * COLUMNS;
+    FOR_EACH(task, pieces * a->parts) {
+        const int64_t part = quotient(task, pieces), first = (task - part * pieces) * AT_ONCE;
         const int64_t begin = quotient(a->rows * part, a->parts), end = quotient(a->rows * (part + 1), a->parts);
-        A dscale[AT_ONCE] = {0}, dbias[AT_ONCE] = {0};
+        A dscale[AT_ONCE] = {0}, dbias[AT_ONCE] = {0}, *sums = (A *)a->partial + 2 * part * a->width;
 
-        NAME(add_columns)(a, from, begin + lane, end, column + first, even, dscale, dbias);
-        UNROLL for (int j = 0; j < AT_ONCE; j++) {
-            scales[lane * COLUMNS + first + j] = dscale[j];
-            biases[lane * COLUMNS + first + j] = dbias[j];
-        }
-        __syncthreads();
-        FOR_THREADS(i, 2 * COLUMNS) {
-            const int64_t which = i / COLUMNS, own = i % COLUMNS;
-            const A *parts = which ? biases : scales;
-            A total = 0;
-            for (int other = 0; other < LANES; other++) total += parts[other * COLUMNS + own];
-            if (column + own < a->width) ((A *)a->partial)[(2 * part + which) * a->width + column + own] = total;
-        }
-        __syncthreads();
+        NAME(add_columns)(a, from, begin, end, first, even, dscale, dbias);
+        NAME(give_piece)(sums, SUMS, first, 0, a->width, even, dscale);
+        NAME(give_piece)(sums + a->width, SUMS, first, 0, a->width, even, dbias);
     }
 }
 
-KERNEL(NAME(norm_grad_columns), norm_args) {
-    SHARED(A, scales, COLUMNS * LANES);
-    SHARED(A, biases, COLUMNS * LANES);
-    NAME(columns_of)(&a, a.from, 0, scales, biases);
-}
+KERNEL(NAME(norm_grad_columns), norm_args) { NAME(columns_of)(&a, a.from, 0); }
 KERNEL(NAME(norm_grad_even_columns), norm_args) {
-    SHARED(A, scales, COLUMNS * LANES);
-    SHARED(A, biases, COLUMNS * LANES);
-#define COLUMNS_OF(type) NAME(columns_of)(&a, type, 1, scales, biases)
+#define COLUMNS_OF(type) NAME(columns_of)(&a, type, 1)
     OF_TYPE(a.from, COLUMNS_OF);
 #undef COLUMNS_OF
 }
@@ -443,15 +488,17 @@ KERNEL(NAME(norm_grad_join), norm_args) {
         const int64_t which = task >= groups, column = (task - which * groups) * WARP + threadIdx.x % WARP;
         const A *from = (const A *)a.partial + which * a.width + column;
         void *to = which ? a.dbias : a.dscale;
-        A parts[MOST_PARTS / JOIN_LANES];
         double total = 0;
 
         if (!to) continue;
-        UNROLL for (int k = 0; k < MOST_PARTS / JOIN_LANES; k++) {
-            const int64_t part = lane + k * JOIN_LANES;
-            parts[k] = part < a.parts && column < a.width ? from[2 * part * a.width] : 0;
+        NOT_UNROLLED for (int64_t first = lane; first < a.parts; first += JOIN_LANES * JOIN_AT_ONCE) {
+            A parts[JOIN_AT_ONCE];
+            UNROLL for (int k = 0; k < JOIN_AT_ONCE; k++) {
+                const int64_t part = first + k * JOIN_LANES;
+                parts[k] = part < a.parts && column < a.width ? from[2 * part * a.width] : 0;
+            }
+            UNROLL for (int k = 0; k < JOIN_AT_ONCE; k++) total += (double)parts[k];
         }
-        UNROLL for (int k = 0; k < MOST_PARTS / JOIN_LANES; k++) total += (double)parts[k];
         totals[threadIdx.x] = total;
         __syncthreads();
         if (lane == 0 && column < a.width) {
