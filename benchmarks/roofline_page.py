@@ -78,9 +78,9 @@ Rules of the account:
 
 - **Ours** is the plan of the step for a GPU, whose logits the script does not read. An operand counts once a kernel,
   whatever reads it twice inside; of a broadcast or a slice what is read. A result that nothing reads is not written.
-  Gradients of norms read `dy` and `x` twice, attention's backward has sums in float32, what torch's attention has
-  allocated is copied, a linear layer's loss has the logits of 4096 rows at a time in memory: the kernels do so. All but
-  attention are in CUDA graphs. Casts are those of autocast on the CPU, which the emulated GPU has.
+  Gradients of norms have sums of parts of the rows, attention's backward has sums in float32, what torch's attention
+  has allocated is copied, a linear layer's loss has the logits of 4096 rows at a time in memory: the kernels do so. All
+  but attention are in CUDA graphs. Casts are those of autocast on the CPU, which the emulated GPU has.
 - **Ours, the loss alone**: the same where forward returns the loss and no logits.
 - **Eager** is a trace of ATen operators, forward and backward, with a GPU's autocast. Each reads its operands once and
   writes its results once; attention is one kernel forward and three backward, with a mask as fast as without one (in
