@@ -13,13 +13,13 @@
 #include "core/vmath.h"
 #include "ops/pointwise/dropout.h"
 #include "ops/queries.h"
+#include "ops/reductions/softmax.h"
 
 #include <string.h>
 
 /* --- kernel ------------------------------------------------------------------------------------------------------- */
 
 typedef void hide_fn(const void *x, const uint8_t *allowed, void *y, int64_t n);
-typedef void softmax_fn(const void *x, void *y, int64_t n, int64_t rows, bool safe);
 typedef void narrow_fn(const float *x, float *room, void *y, int64_t n, int64_t rows, bool safe);
 typedef void round_fn(const float *x, void *y, int64_t n);
 
@@ -117,14 +117,13 @@ static void rows_range(void *arg, int64_t begin, int64_t end) {
 
 static status run(const call *k, job *j) {
     static hide_fn *const hide[DTYPE_COUNT] = FLOAT_TABLE(hide_row);
-    static softmax_fn *const softmax[DTYPE_COUNT] = FLOAT_TABLE(softmax);
     const tensor *x = &k->in[0];
     const shape *s = &x->shape;
 
     if (tensor_count(x) == 0) return OK;
     j->x = x->data;
     j->hide = hide[x->type];
-    j->softmax = softmax[x->type];
+    j->softmax = softmax_kernel(x->type);
     j->length = s->dim[s->rank - 1];
     j->size = (int64_t)dtype_size(x->type);
     if (k->n_in > 1 && tensor_present(&k->in[1])) j->mask = tensor_expand(&k->in[1], s);

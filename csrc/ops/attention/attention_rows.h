@@ -1,4 +1,4 @@
-/* attention_rows.h -- template of attention.c: hiding, and softmax, of rows; y may be x. And what is stored in 16 bits. */
+/* attention_rows.h -- template of attention.c: hiding of rows; y may be x. And softmax of which 16 bits are stored. */
 #include "ops/reductions/softmax_block.h"
 
 #if DIGITS == 53
@@ -26,10 +26,6 @@ SIMD static void NAME(hide_row)(const void *x, const uint8_t *allowed, void *y, 
         bits shown = (bits)(0 - (bits)(allowed[i] != 0));
         to[i] = (bits)((from[i] & shown) | (hidden & (bits)~shown));
     }
-}
-
-SIMD static void NAME(softmax)(const void *x, void *y, int64_t n, int64_t rows, bool safe) {
-    NAME(softmax_of)(x, y, n, rows, safe);
 }
 
 #if DIGITS < 24

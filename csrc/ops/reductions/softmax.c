@@ -5,6 +5,7 @@
  *
  * Also SoftmaxDropout, along the last axis: dropout(y), and y for its gradient SoftmaxDropoutGrad, which is SoftmaxGrad of
  * dropout(dy). Rows are dropped while they are in cache; bits are those of the operators one by one. */
+#include "ops/reductions/softmax.h"
 #include "core/parallel.h"
 #include "core/vmath.h"
 #include "ops/op.h"
@@ -32,6 +33,11 @@ struct job {
 
 #define TEMPLATE "ops/reductions/softmax_rows.h"
 #include "ops/pointwise/each_float.h"
+
+softmax_fn *softmax_kernel(dtype type) {
+    static softmax_fn *const kernels[DTYPE_COUNT] = FLOAT_TABLE(softmax);
+    return kernels[type];
+}
 
 static void rows_range(void *arg, int64_t begin, int64_t end) {
     const job *j = arg;

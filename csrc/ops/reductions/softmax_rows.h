@@ -2,9 +2,13 @@
 
 #include "ops/reductions/softmax_block.h"
 
-SIMD static void NAME(softmax_rows)(const job *j, int64_t begin, int64_t end) {
+SIMD static void NAME(softmax)(const void *x, void *y, int64_t n, int64_t rows, bool safe) {
+    NAME(softmax_of)(x, y, n, rows, safe);
+}
+
+static void NAME(softmax_rows)(const job *j, int64_t begin, int64_t end) {
     const int64_t n = j->length;
-    NAME(softmax_of)((const T *)j->a + begin * n, (T *)j->out + begin * n, n, end - begin, false);
+    NAME(softmax)((const T *)j->a + begin * n, (T *)j->out + begin * n, n, end - begin, false);
 }
 
 SIMD static void NAME(log_softmax_rows)(const job *j, int64_t begin, int64_t end) {
