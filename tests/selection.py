@@ -27,34 +27,22 @@ def half(values):
     return list(values)[::2]
 
 
-#: Tests of these folders capture a model in each case. Of a test with at least so many cases, which are alike then,
-#: --some takes one of so many.
-CAPTURING = (
-    "capture", "cuda", "debug", "gpu", "guards", "host", "lowering", "models", "optim", "passes", "probe", "runtime",
-)  # fmt: skip
-ONE_OF_MANY = {40: 3, 8: 2}
-
-#: The same of these tests, which take long.
-ONE_OF = {
-    "tests/capture/test_refilled_containers.py::test_cleared_and_filled": 3,
-    "tests/capture/test_size_types.py::test_isinstance": 3,
-    "tests/core/test_torch_private.py::test_without_one_that_a_capture_needs": 2,
-    "tests/guards/test_hook_analysis.py::test_hooks_registered_after_capture": 3,
-    "tests/ops/test_alignment.py::test_unaligned": 3,
-    "tests/ops/test_beyond_caches.py::test_pointwise": 2,
-    "tests/passes/test_attention.py::test_attention_by_torch": 2,
-    "tests/passes/test_attention.py::test_attention_that_torch_is_not_asked_for": 2,
-    "tests/passes/test_attention_dropout.py::test_heads_that_share_keys": 2,
-    "tests/passes/test_rows.py::test_ignored_labels": 2,
-    "tests/passes/test_rows.py::test_mean_of_the_tokens_that_are_there": 2,
-    "tests/runtime/test_experts.py::test_the_root_is_a_mixture": 3,
-    "tests/runtime/test_lazy_logits.py::test_scores_after_a_step_are_those_before_it": 2,
-}
-
-
+#: Of a test with at least so many cases --some takes one of so many; in folders whose cases take little, all.
+ONE_OF = {40: 12, 8: 6, 4: 4, 2: 2}
+WHOLE = ("ops", "project", "utils")
+#: The same of these tests, which take long, in such a folder.
+ONE_OF_LONG = {"tests/ops/test_alignment.py::test_unaligned": 3, "tests/ops/test_beyond_caches.py::test_pointwise": 2}
 #: Of tests with MANY cases, all of which the usual build runs, --some takes one of so many with these builds.
-OF_BUILDS = {"avx2": 2, "baseline": 2, "sanitized": 2, "sanitized-emulated": 2}
+OF_BUILDS = {"avx2": 4, "baseline": 4, "sanitized": 4, "sanitized-emulated": 2}
 MANY = 40
+
+
+def one_of(test, cases):
+    """--some takes one of so many of the ``cases`` of ``test``; of a test in the ``tests`` folder itself, all."""
+    folder = test.split("/")[1] if test.count("/") > 1 else ""
+    if not folder or folder in WHOLE:
+        return ONE_OF_LONG.get(test, 1)
+    return max((n for least, n in ONE_OF.items() if cases >= least), default=1)
 
 
 def waiting(names, build=""):
@@ -64,8 +52,7 @@ def waiting(names, build=""):
     for name in names:
         cases[name.partition("[")[0]].append(name)
     for test, every in cases.items():
-        many = [n for least, n in ONE_OF_MANY.items() if len(every) >= least and test.split("/")[1] in CAPTURING]
-        of = max([ONE_OF.get(test, 1), *many]) * (OF_BUILDS.get(build, 1) if len(every) >= MANY else 1)
+        of = one_of(test, len(every)) * (OF_BUILDS.get(build, 1) if len(every) >= MANY else 1)
         drawn = sorted(every, key=lambda name: zlib.crc32(name.partition("[")[2].encode()))
         left.update(drawn[-(-len(every) // of) :])
     return left

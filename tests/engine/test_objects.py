@@ -45,7 +45,7 @@ def test_threads_that_make_tuples():
     threads = [threading.Thread(target=make) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for _ in range(30):
+    for _ in range(8):
         _core.objects((torch.Tensor,))
     stop.set()
     for thread in threads:

@@ -54,6 +54,7 @@ def test_the_same_bits(name, autocast, level, folder):
     assert os.listdir(folder) == []  # the file has no name
 
 
+@pytest.mark.full
 def test_each_budget_is_kept_and_takes_no_more_work_than_a_smaller_one():
     stored, plan = steps(Layers)
     held, work = held_by(Layers()), []

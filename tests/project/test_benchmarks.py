@@ -154,6 +154,7 @@ def test_what_is_alive_is_summed_over_layers():
     assert "| 1.2 KiB | 91 % | 3 | layers.*.linear | MatMul | float32[100] | forward made it, backward reads it" in text
 
 
+@pytest.mark.full
 def test_memory_of_ways(tmp_path, monkeypatch):
     """Less of it where more is computed again. malloc is not preloaded here: what counts is the engine's."""
     build = rows.hf("GPT2LMHeadModel", "GPT2Config", **CONFIG | {"n_embd": 64, "n_layer": 4, "n_positions": 64})

@@ -175,6 +175,7 @@ assert row == "| `expm1_fusion` | exp(x) - 1 → Expm1(x) | before | `test_passe
 """
 
 
+@pytest.mark.full
 def test_a_new_pass(tmp_path):
     """In a copy of the tree: its test in C, its cases in Python, and its row of the page."""
     blocks = additions("Add a pass")

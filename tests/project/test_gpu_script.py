@@ -339,6 +339,7 @@ def test_rehearsal_of_a_step(rehearsal):
     assert found[item]["state"] == "ok" and found[item]["peak"] > 0, done.stdout + done.stderr
 
 
+@pytest.mark.full
 def test_rehearsal_of_a_part(rehearsal):
     """To its end, with pytest from what has travelled."""
     done = rehearsal.run("--part", "1")

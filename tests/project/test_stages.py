@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import stages
-from tests.selection import CAPTURING, COLLECTED, FAMILIES, FAST, NOT_FAST, ONE_OF, ONE_OF_MANY, sample, waiting
+from tests.selection import COLLECTED, FAMILIES, FAST, NOT_FAST, ONE_OF_LONG, WHOLE, one_of, sample, waiting
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -203,14 +203,13 @@ def test_two_processes_share_the_tests(tmp_path):
 
 
 def test_what_waits_for_full_is_one_of_several(request):
-    """Of each test that is named there is a case in the ordinary run, and one that waits."""
+    """Of each test there is a case in the ordinary run, and of those with several one that waits."""
     collected = {}
     names = request.config.stash[COLLECTED]
     left = waiting(names)
     for name in names:
         collected.setdefault(name.partition("[")[0], []).append(name in left)
-    assert all((ROOT / test.partition("::")[0]).exists() for test in ONE_OF)
-    assert all((ROOT / "tests" / folder).is_dir() for folder in CAPTURING)
+    assert all((ROOT / test.partition("::")[0]).exists() for test in ONE_OF_LONG)
+    assert all((ROOT / "tests" / folder).is_dir() for folder in WHOLE)
     for test, waits in collected.items():
-        many = len(waits) >= min(ONE_OF_MANY) and test.split("/")[1] in CAPTURING
-        assert (set(waits) == {True, False}) if test in ONE_OF or many else not any(waits), test
+        assert set(waits) == ({True, False} if one_of(test, len(waits)) > 1 else {False}), test
