@@ -10,16 +10,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = pytest.mark.skipif(os.environ.get("STAGE") != "fuzz", reason="builds with sanitizers: run by the stage fuzz")
-#: Executions of each in a minute or so of one core, the same ones everywhere: what more find is for `scripts/fuzz`.
+#: Executions of each in some twenty seconds of one core, the same ones everywhere: what more find is for `scripts/fuzz`.
 RUNS = {
-    "graphs": 45_000,
-    "resources": 60_000,
-    "onnx": 700_000,
-    "schedules": 8_000,
-    "between": 5_000,
-    "attributes": 300,
-    "pytorch": 750,
-    "replay": 120,
+    "graphs": 15_000,
+    "resources": 20_000,
+    "onnx": 230_000,
+    "schedules": 2_700,
+    "between": 1_700,
+    "attributes": 100,
+    "pytorch": 250,
+    "replay": 40,
 }
 
 
