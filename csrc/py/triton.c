@@ -135,6 +135,7 @@ static int take_image(PyObject *made, triton_image *out) {
     const char *bytes, *name;
     Py_ssize_t n_bytes;
 
+    if (made == Py_None) return 0; /* it cannot be cut so */
     if (!PyArg_ParseTuple(made, "y#siiii:kernel", &bytes, &n_bytes, &name, &out->threads, &out->block, &out->shared,
                           &out->scratch))
         return -1;
@@ -149,14 +150,14 @@ static int take_image(PyObject *made, triton_image *out) {
     return 0;
 }
 
-static status compile_kernel(ctx *c, const triton_launch *l, int architecture, triton_image *out) {
+static status compile_kernel(ctx *c, const triton_launch *l, int architecture, const char *way, triton_image *out) {
     PyGILState_STATE lock = PyGILState_Ensure();
     PyObject *made;
     int bad = -1;
 
     *out = (triton_image){.bytes = NULL};
-    made = PyObject_CallMethod(process_object, "compile", "ssLLi", l->program, l->how, (long long)l->rows,
-                               (long long)l->width, architecture);
+    made = PyObject_CallMethod(process_object, "compile", "ssLLis", l->program, l->how, (long long)l->rows,
+                               (long long)l->width, architecture, way);
     if (made) bad = take_image(made, out);
     const status s = bad ? failed(c) : OK;
     Py_XDECREF(made);
@@ -164,8 +165,35 @@ static status compile_kernel(ctx *c, const triton_launch *l, int architecture, t
     return s;
 }
 
+static int take_ways(PyObject *list, char ways[TRITON_WAYS][TRITON_WAY], int *count) {
+    const Py_ssize_t n = PySequence_Size(list);
+
+    if (n < 0) return -1;
+    for (*count = 0; *count < n && *count < TRITON_WAYS; ++*count) {
+        PyObject *item = PySequence_GetItem(list, *count), *text = item ? PyUnicode_AsUTF8String(item) : NULL;
+        const char *way = text ? PyBytes_AsString(text) : NULL;
+        const bool fits = way && strlen(way) < TRITON_WAY;
+        if (fits) memcpy(ways[*count], way, strlen(way) + 1);
+        else if (way) PyErr_Format(PyExc_ValueError, "the name of a way is too long: %s", way);
+        Py_XDECREF(text);
+        Py_XDECREF(item);
+        if (!fits) return -1;
+    }
+    return 0;
+}
+
+static status list_ways(ctx *c, const triton_launch *l, char ways[TRITON_WAYS][TRITON_WAY], int *count) {
+    PyGILState_STATE lock = PyGILState_Ensure();
+    PyObject *list = PyObject_CallMethod(process_object, "ways", "ssL", l->program, l->how, (long long)l->width);
+    const status s = list && take_ways(list, ways, count) == 0 ? OK : failed(c);
+
+    Py_XDECREF(list);
+    PyGILState_Release(lock);
+    return s;
+}
+
 PyObject *core_triton_maker(PyObject *module, PyObject *args) {
-    static triton_maker maker = {.interpret = interpret, .compile = compile_kernel};
+    static triton_maker maker = {.interpret = interpret, .compile = compile_kernel, .ways = list_ways};
     PyObject *object;
     int interprets;
 

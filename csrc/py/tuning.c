@@ -1,4 +1,5 @@
 /* tuning.c -- the tables of measured ways to multiply, for Python, which keeps them in files (ortmodule/engine/autotune.py). */
+#include "cuda/kernels/triton.h"
 #include "cuda/libraries/attention.h"
 #include "cuda/libraries/blas.h"
 #include "cuda/libraries/dnn.h"
@@ -81,6 +82,7 @@ PyObject *core_tuning_clear(PyObject *module, PyObject *unused) {
     blas_forget();
     dnn_forget();
     attention_kernels_forget();
+    triton_forget();
     return Py_NewRef(Py_None);
 }
 
@@ -120,6 +122,28 @@ static PyObject *rows_there(const blas_measured *list) {
         PyObject *seconds = seconds_there(m), *row = NULL;
         if (seconds)
             row = Py_BuildValue("(ssN)", blas_key_text(&m->of, of), blas_algorithm_text(&m->best, best), seconds);
+        if (!row || PyList_Append(rows, row) < 0) Py_CLEAR(rows);
+        Py_XDECREF(row);
+    }
+    return rows;
+}
+
+/* {way: seconds} of those that run. */
+static PyObject *seconds_of_ways(const triton_measured *m) {
+    PyObject *dict = PyDict_New();
+
+    for (int i = 0; dict && i < m->count; i++) {
+        PyObject *seconds = m->seconds[i] > 0 ? PyFloat_FromDouble(m->seconds[i]) : NULL;
+        if (m->seconds[i] > 0 && (!seconds || PyDict_SetItemString(dict, m->ways[i], seconds) < 0)) Py_CLEAR(dict);
+        Py_XDECREF(seconds);
+    }
+    return dict;
+}
+
+static PyObject *with_kernels(PyObject *rows, const triton_measured *list) {
+    for (const triton_measured *m = list; rows && m; m = m->next) {
+        PyObject *seconds = seconds_of_ways(m), *row = NULL;
+        if (seconds) row = Py_BuildValue("(ssN)", m->key, m->ways[m->best], seconds);
         if (!row || PyList_Append(rows, row) < 0) Py_CLEAR(rows);
         Py_XDECREF(row);
     }
@@ -173,7 +197,7 @@ PyObject *core_cuda_tune(PyObject *module, PyObject *args) {
     t.bytes = (size_t)bytes;
     ctx_init(&c);
     Py_BEGIN_ALLOW_THREADS s = tune_there(&c, p, device, (void *)(uintptr_t)stream, math, &t);
-    Py_END_ALLOW_THREADS if (s == OK) { rows = rows_there(t.found); }
+    Py_END_ALLOW_THREADS if (s == OK) { rows = with_kernels(rows_there(t.found), t.kernels); }
     else {
         raise_status(m, &c.err);
     }
@@ -189,6 +213,7 @@ PyObject *core_cuda_tuning_set(PyObject *module, PyObject *args) {
 
     (void)module;
     if (!PyArg_ParseTuple(args, "iss:cuda_tuning_set", &device, &text, &name)) return NULL;
+    if (triton_choose(text, name)) return Py_NewRef(Py_None);
     if (device < 0 || device >= MOST_DEVICES || !blas_key_parse(text, device, &of))
         return PyErr_Format(PyExc_ValueError, "'%s' is no product on cuda:%d", text, device);
     if (!blas_algorithm_parse(name, &algorithm)) return PyErr_Format(PyExc_ValueError, "'%s' is no algorithm", name);

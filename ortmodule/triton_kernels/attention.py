@@ -53,6 +53,13 @@ class Attention(NamedTuple):
         kinds = dict.fromkeys(_POINTERS, POINTERS[self.dtype]) | {"allowed": "*u8", "stats": "*fp32"}
         return kinds | dict.fromkeys(_NUMBERS, "i64") | {"seed_at": "*i64"}
 
+    def cuts(self) -> list[tuple[int, int, int, int]]:
+        """:meth:`cut`, and others that take no more shared memory."""
+        block, other, warps, stages = self.cut()
+        found = [(block, other, warps, stages), (block, other, 2 * warps, stages), (block, other, warps, 1)]
+        found += [(max(16, block // 2), other, warps, stages), (block, max(16, other // 2), warps, stages)]
+        return list(dict.fromkeys(found))
+
     def cut(self) -> tuple[int, int, int, int]:
         """Rows of a block, and of the blocks that it walks over; warps and stages."""
         widest = max(_room(self.width), _room(self.value_width))

@@ -84,6 +84,17 @@ def shape_of(has_rows: bool, room: int) -> Shape:
     return Shape(min(64, max(1, elements // room)), 4 if elements <= 2048 else 8 if elements <= 8192 else 16, 1)
 
 
+def shapes_of(has_rows: bool, room: int) -> list[Shape]:
+    """:func:`shape_of`, and others that tuning compares with it."""
+    first = shape_of(has_rows, room)
+    found = [first, first._replace(warps=min(16, 2 * first.warps)), first._replace(warps=max(1, first.warps // 2))]
+    if not has_rows:
+        found += [Shape(_ELEMENTS // 2, 4, 1), Shape(2 * _ELEMENTS, 8, 1)]
+    else:
+        found += [first._replace(block=max(1, first.block // 2)), first._replace(block=min(64, 2 * first.block))]
+    return list(dict.fromkeys(found))
+
+
 def function_of(source: KernelSource) -> Any:
     """The kernel as a function of Triton's."""
     file = f"<triton kernel {next(_numbers)}>"
@@ -106,20 +117,20 @@ class Job(NamedTuple):
     stages: int
 
 
-def chain_job(program: str, how: str, width: int) -> Job:
-    """A kernel of csrc/ops/chains/triton.c."""
+def chain_job(program: str, how: str, width: int, way: str = "") -> Job:
+    """A kernel of csrc/ops/chains/triton.c, cut in a way of :func:`ways_of`."""
     source, has_rows, room = source_of(program, how), program.startswith("rows"), room_of(width)
-    shape = shape_of(has_rows, room)
+    shape = Shape(*_numbers_of(way)) if way else shape_of(has_rows, room)
     constants = {"BLOCK": shape.block} | ({"ROOM": room} if has_rows else {})
     return Job(_functions(program, how), source.arguments, constants, *shape)
 
 
-def attention_job(program: str) -> Job:
-    """A kernel of csrc/ops/attention/triton_attention.c."""
+def attention_job(program: str, way: str = "") -> Job:
+    """A kernel of csrc/ops/attention/triton_attention.c, cut in a way of :func:`ways_of`."""
     wanted, module = Attention.of(program), kernels()
     if interpreted.is_on():
         interpreted.complete(module.__dict__)
-    block, other, warps, stages = wanted.cut()
+    block, other, warps, stages = _numbers_of(way) if way else wanted.cut()
     function = getattr(module, wanted.kernel)
     return Job(function, wanted.arguments(), wanted.constants(block, other, interpreted.is_on()), block, warps, stages)
 
@@ -127,9 +138,20 @@ def attention_job(program: str) -> Job:
 _functions = functools.lru_cache(maxsize=1024)(lambda program, how: function_of(source_of(program, how)))
 
 
-def job_of(program: str, how: str, width: int) -> Job:
-    """The kernel that a program of the engine's asks for."""
-    return attention_job(program) if program.startswith(FIRST) else chain_job(program, how, width)
+def job_of(program: str, how: str, width: int, way: str = "") -> Job:
+    """The kernel that a program of the engine's asks for, cut in that way; "": as where nothing was measured."""
+    return attention_job(program, way) if program.startswith(FIRST) else chain_job(program, how, width, way)
+
+
+def ways_of(program: str, width: int) -> list[str]:
+    """How a kernel may be cut, as texts; first as where nothing was measured."""
+    if program.startswith(FIRST):
+        return ["x".join(map(str, cut)) for cut in Attention.of(program).cuts()]
+    return ["x".join(map(str, shape)) for shape in shapes_of(program.startswith("rows"), room_of(width))]
+
+
+def _numbers_of(way: str) -> tuple[int, ...]:
+    return tuple(map(int, way.split("x")))
 
 
 def compiled(job: Job, architecture: int, aligned: bool) -> Kernel:
@@ -174,11 +196,18 @@ class Maker:
         with np.errstate(all="ignore"):  # as on a GPU, infinities and NaN are results
             job.function[(blocks * (times or 1),)](*given, **job.constants)
 
-    def compile(self, program: str, how: str, rows: int, width: int, architecture: int) -> Kernel:
-        """The kernel for an architecture. TritonError, with Triton's reason, where it makes none."""
+    def ways(self, program: str, how: str, width: int) -> list[str]:
+        """:func:`ways_of` the kernel."""
+        return ways_of(program, width)
+
+    def compile(self, program: str, how: str, rows: int, width: int, architecture: int, way: str = "") -> Kernel | None:
+        """The kernel for an architecture. TritonError, with Triton's reason, where it makes none; None where it makes
+        none that is cut in this ``way``."""
         try:
-            return compiled(job_of(program, how, width), architecture, "a" in how.split("|")[2])
+            return compiled(job_of(program, how, width, way), architecture, "a" in how.split("|")[2])
         except Exception as error:
+            if way:
+                return None
             raise TritonError(
                 f"Triton makes no kernel for sm_{architecture}: {type(error).__name__}: {error}"
             ) from error

@@ -5,6 +5,7 @@ kernel's parameters as they were handed over.
 """
 
 import ctypes
+import json
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from ortmodule import _core
 from ortmodule.core.errors import TritonError
+from ortmodule.engine import autotune
 from ortmodule.engine.session import Session
 from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
 
@@ -43,11 +45,20 @@ class Called:
         from ortmodule.triton_kernels.maker import Maker
 
         self.interpret, self.launches, self.made = Maker().interpret, [], []
+        self.fastest = self.refused = None  # ways of kernels, where tuning measures them
+        self.spend = lambda milliseconds: None
 
-    def compile(self, program, how, rows, width, architecture):
+    def ways(self, program, how, width):
+        from ortmodule.triton_kernels.maker import ways_of
+
+        return ways_of(program, width)
+
+    def compile(self, program, how, rows, width, architecture, way):
         from ortmodule.triton_kernels import interpreted, maker
 
-        job = maker.job_of(program, how, width)
+        if way and way == self.refused:
+            return None
+        job = maker.job_of(program, how, width, way)
         types = {kind: name for name, kind in (("float32", "*fp32"), ("int64", "*i64"), ("bfloat16", "*bf16"))}
         self.made.append((program, how, architecture))
 
@@ -60,6 +71,7 @@ class Called:
             ]  # fmt: skip
             assert parameters[len(given)] == parameters[len(given) + 1] == 0, "Triton's own pointers are none"
             current.launches.append((blocks, threads, shared))
+            current.spend(1 if way == current.fastest else 2)
             with np.errstate(all="ignore"):
                 job.function[(blocks,)](*given, **job.constants)
             return 1
@@ -78,6 +90,7 @@ def maker(driver, triton, monkeypatch):  # noqa: F811
     from ortmodule.triton_kernels import maker as module
 
     called = Called()
+    driver.fake_spend.argtypes, called.spend = [ctypes.c_double], driver.fake_spend
     CURRENT[:] = [called]
     monkeypatch.setattr(module, "install", lambda: _core.triton_maker(called, False))
     monkeypatch.setattr(module, "refusal", lambda gpu: "")
@@ -89,7 +102,7 @@ def with_one_more(op):
     return [*ROWS[:-1], ("Sub", "s m", "z", {}), (op, "z", "y", {})]
 
 
-def made(rows=ROWS, shapes=(("x", 3), ("w", 1)), graphs=False):
+def made(rows=ROWS, shapes=(("x", 3), ("w", 1)), graphs=False, tuning=None):
     import onnx
 
     from ortmodule.triton_kernels.rules import all_rules
@@ -101,7 +114,7 @@ def made(rows=ROWS, shapes=(("x", 3), ("w", 1)), graphs=False):
     nodes = [onnx.helper.make_node(op, ins.split(), outs.split(), **attrs) for op, ins, outs, attrs in rows]
     graph = onnx.helper.make_graph(nodes, "g", [info(*shape) for shape in shapes], [info("y", 3)])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    return Session(model.SerializeToString(), graphs=graphs, triton=TritonUse(all_rules(), False))
+    return Session(model.SerializeToString(), graphs=graphs, tuning=tuning, triton=TritonUse(all_rules(), False))
 
 
 def expected(x, w, dy, then=lambda y: y):
@@ -169,3 +182,52 @@ def test_a_cuda_graph_replays_kernels(maker):
         for ours, theirs in zip(run(session, x, w, dy), expected(x, w, dy, torch.cosh), strict=True):
             torch.testing.assert_close(ours, theirs)
     assert len(maker.launches) == 8
+
+
+# --- tuning -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def untuned():
+    _core.tuning_clear()
+    autotune._measured.clear()
+    yield
+    _core.tuning_clear()
+    autotune._measured.clear()
+
+
+def test_the_fastest_cut_is_taken_kept_and_read_again(maker, untuned, tmp_path):
+    """Kernels of rows of 48 elements have five cuts, one of which Triton refuses here."""
+    from ortmodule.triton_kernels.maker import ways_of
+
+    first, *others = ways_of("rows\n", 48)
+    maker.fastest, maker.refused = others[1], others[2]
+    assert len(others) >= 3 and first == "64x8x1"
+    file, rows = tmp_path / "results.json", with_one_more("Tan")
+    x, w, dy = torch.randn(2, 6, 48), torch.randn(48), torch.randn(2, 6, 48)
+
+    def values(session):
+        return run(session, x, w, dy)
+
+    tuned = made(rows, tuning=autotune.Tuning(True, 50, str(file)))
+    ours = values(tuned)
+    products = autotune._here(json.loads(file.read_text()), _core.cuda_place(0))["products"]
+    cuts = {text: entry for text, entry in products.items() if text.startswith("triton ")}
+    assert len(cuts) == 2  # forward and backward
+    for entry in cuts.values():
+        assert entry["way"] == maker.fastest and entry["seconds"].keys() == {first, *others} - {maker.refused}
+    threads = 32 * int(maker.fastest.split("x")[1])
+    assert {launch[1] for launch in maker.launches[-2:]} == {threads}
+    again = values(made(rows, tuning=autotune.Tuning(True, 50, str(file))))
+    assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+    assert tuned.tuning.products == 2 + len(products) - len(cuts)
+
+
+def test_a_cut_of_the_file_that_is_none_is_left_out(maker, untuned):
+    """The kernel is cut as where nothing was measured."""
+    session = made(with_one_more("Atanh"))
+    x, w, dy = torch.randn(2, 5, 48), torch.randn(48), torch.randn(2, 5, 48)
+    with pytest.raises(ValueError, match="no product"):
+        _core.cuda_tuning_set(0, "triton" + "x" * 300, "64x8x1")
+    for ours, theirs in zip(run(session, x, w, dy), expected(x, w, dy, torch.atanh), strict=True):
+        torch.testing.assert_close(ours, theirs)

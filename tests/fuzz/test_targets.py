@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = pytest.mark.skipif(os.environ.get("STAGE") != "fuzz", reason="builds with sanitizers: run by the stage fuzz")
-#: Executions of each in some twenty seconds of one core, the same ones everywhere: what more find is for `scripts/fuzz`.
+#: Executions of each in some twenty seconds of one core, the same ones everywhere; `scripts/fuzz` runs more.
 RUNS = {
     "graphs": 15_000,
     "resources": 20_000,

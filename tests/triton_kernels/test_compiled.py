@@ -80,10 +80,11 @@ def test_rows_and_gradients(architecture):
         assert kernel["scratch"] == 2 and kernel["shared"] <= 48 << 10
 
 
-def test_every_formula():
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+def test_every_formula(architecture):
     programs = all_formulas()
     assert sum(text.count("step ") for text in programs) > 90
-    jobs = [(text, "DDDS|" + "y" * text.count("step ") + "|a", 4096, 90) for text in programs]
+    jobs = [(text, "DDDS|" + "y" * text.count("step ") + "|a", 4096, architecture) for text in programs]
     for kernel in compiled(jobs):
         assert kernel["magic"] == "7f454c46"
 

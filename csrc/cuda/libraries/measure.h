@@ -4,7 +4,8 @@
 
 #include "cuda/host/driver.h"
 
-struct blas_measured; /* cuda/libraries/blas.h */
+struct blas_measured;   /* cuda/libraries/blas.h */
+struct triton_measured; /* cuda/kernels/triton.h */
 
 /* What a dry run measures: work that has not run, been measured or been chosen for. What does not fit into the memory is
  * left out. */
@@ -12,10 +13,11 @@ typedef struct measuring {
     cuda_run at;  /* where to run: not dry */
     char *memory; /* of that device, full of numbers, aligned to MEASURE_ALIGNED; NULL: only `needed` is found out */
     size_t bytes, needed;
-    double limit;                /* about the most seconds a piece of work; 0: as long as it takes */
-    bool products, convolutions; /* which kinds are measured */
-    struct blas_measured *found; /* of products, in the context of the dry run */
-    int n_convolutions;          /* that were measured */
+    double limit;                    /* about the most seconds a piece of work; 0: as long as it takes */
+    bool products, convolutions;     /* which kinds are measured */
+    struct blas_measured *found;     /* of products, in the context of the dry run */
+    struct triton_measured *kernels; /* of Triton's kernels, which count as products; there, too */
+    int n_convolutions;              /* that were measured */
 } measuring;
 
 /* Bytes that divide the address of a workspace: with less cuBLASLt may find out when it is started, or not. */

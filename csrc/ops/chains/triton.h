@@ -5,6 +5,8 @@
 #include "ops/op.h"
 
 enum { TRITON_ARGUMENTS = 512, TRITON_HOW = 64 };
+/* Ways to cut a kernel into blocks that are compared, and the text of one. */
+enum { TRITON_WAYS = 8, TRITON_WAY = 32 };
 
 /* In the order in which the kernel takes them. */
 typedef struct triton_argument {
@@ -27,7 +29,7 @@ typedef struct triton_launch {
 
 /* A kernel that was compiled. */
 typedef struct triton_image {
-    void *bytes; /* a cubin; the receiver's, to be given to free */
+    void *bytes; /* a cubin; the receiver's, to be given to free; NULL: it cannot be cut so */
     size_t n_bytes;
     char name[128];
     int threads, block;  /* of a block; how many rows, or elements, it takes */
@@ -38,7 +40,9 @@ typedef struct triton_image {
 typedef struct triton_maker {
     bool interprets; /* also what is for an emulated GPU, whose memory is the CPU's */
     status (*interpret)(ctx *c, const triton_launch *l);
-    status (*compile)(ctx *c, const triton_launch *l, int architecture, triton_image *out);
+    /* `way`: how it is cut, one of `ways`; "": as the maker likes, which is the first of them. */
+    status (*compile)(ctx *c, const triton_launch *l, int architecture, const char *way, triton_image *out);
+    status (*ways)(ctx *c, const triton_launch *l, char ways[TRITON_WAYS][TRITON_WAY], int *count);
 } triton_maker;
 
 /* The process's; set once before the first plan with kernels. */
