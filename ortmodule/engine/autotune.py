@@ -11,7 +11,8 @@ plan has been made, each of its products (types, sizes, strides, alignments, epi
 by those that the library thinks best, on memory of torch's allocator that goes back at once; the fastest is taken from
 then on. What has run in this process stays as it is, and nothing is measured while a stream is captured. Convolutions,
 which are cuDNN's, are measured in the same way with ``CONV_ALGO_SEARCH=EXHAUSTIVE``; what was chosen for them is kept
-in no file.
+in no file. A Triton kernel that has not run is compiled in several cuts (elements or rows of a block, warps, stages),
+which are measured in the same way; its class is its program, by a hash, and the room that a row takes.
 
 ``TUNING_RESULTS_PATH`` is a file (``*.json``) or a folder, which then has a file ``tuning_results.json``: an object
 ``{"results": [{"device", "engine", "torch", "products": {class: {"way", "seconds": {way: seconds}}}}, ...]}``. Only the
