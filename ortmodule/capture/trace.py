@@ -21,7 +21,7 @@ from ortmodule.capture.calls.checkpoints import met as meeting_checkpoints
 from ortmodule.capture.calls.imports import untraced_imports
 from ortmodule.capture.effects.container_items import changed_items, check_value, settle_refilled, tensors_in
 from ortmodule.capture.effects.filled_caches import check_caches, forget_own, put_resized
-from ortmodule.capture.effects.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
+from ortmodule.capture.effects.side_effects import Hidden, SideEffects, hidden
 from ortmodule.capture.effects.traced_tables import TracedTables
 from ortmodule.capture.numbers import object_reads, size_types, symbolic_numbers, tensor_facts
 from ortmodule.capture.numbers.data_numbers import Numbers
@@ -29,12 +29,21 @@ from ortmodule.capture.numbers.read_causes import DATA, SIZE
 from ortmodule.capture.numbers.tensor_reads import TensorReads, given_to, set_by_forward
 from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.randomness import chance, drawn_values
-from ortmodule.capture.randomness.chance import Chance, DrawsOperand, Moved
-from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, copied_in_trace
+from ortmodule.capture.randomness.chance import Chance
+from ortmodule.capture.trace_mode import Saved, TraceMode, copied_in_trace
 from ortmodule.capture.trace_record import HeldBefore, Source, Trace, Write, path_in, vector
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
-from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
+from ortmodule.core.errors import (
+    ChangesAround,
+    CountsAttribute,
+    DrawsOperand,
+    Moved,
+    NotTraceable,
+    Unflattenable,
+    WritesParameter,
+    blaming,
+)
 from ortmodule.core.names import CHANGES_PARAMETER, NOTHING, STATE
 from ortmodule.core.objects.garbage import no_collections
 from ortmodule.core.objects.interception import replaced

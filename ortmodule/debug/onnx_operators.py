@@ -14,13 +14,10 @@ import torch.nn.functional as F
 
 from ortmodule import _core
 from ortmodule.core.dtypes import TORCH_TYPES
+from ortmodule.core.errors import Unknown
 from ortmodule.core.onnx_utils import constant, tensor
 
 Tensor = torch.Tensor
-
-
-class Form(Exception):
-    """Of these forms of an operator there is no reference."""
 
 
 #: By domain and name.
@@ -214,7 +211,7 @@ def _gather_elements(a, n, x, index):
 @_operator("GatherND")
 def _gather_nd_of(a, n, x, index):
     if a.get("batch_dims", 0):
-        raise Form("batch_dims")
+        raise Unknown("batch_dims")
     return _gather_nd(x, index)
 
 
@@ -222,7 +219,7 @@ def _gather_nd_of(a, n, x, index):
 def _scatter_nd(a, n, x, index, update):
     how = a.get("reduction", "none")
     if how not in ("none", "add"):
-        raise Form(how)
+        raise Unknown(how)
     return x.index_put(tuple(index.unbind(-1)), update, accumulate=how == "add")
 
 
@@ -360,7 +357,7 @@ _reduction("ReduceLogSum", lambda x, axes, keep: x.sum(axes, keep).log())
 def _extreme(function: Callable) -> Callable:
     def find(a, n, x):
         if a.get("select_last_index"):
-            raise Form("select_last_index")
+            raise Unknown("select_last_index")
         return function(x, a.get("axis", 0), bool(a.get("keepdims", 1)))
 
     return find
@@ -380,7 +377,7 @@ def _topk(a, n, x, k):
 @_operator("LayerNormalization")
 def _layer_norm(a, n, x, scale, bias=None):
     if n > 1:
-        raise Form("mean and deviation")
+        raise Unknown("mean and deviation")
     shape, epsilon = x.shape[a.get("axis", -1) % x.dim() :], a.get("epsilon", 1e-5)
     if scale.shape == shape and scale.dtype == x.dtype:
         return F.layer_norm(x, shape, scale, bias, epsilon)
@@ -438,7 +435,7 @@ def _nll(a, n, x, labels, weight=None):
 def _padded(a: dict, x: Tensor, value: float) -> Tensor:
     """`x` with the operator's padding around it: PyTorch's is the same on both sides."""
     if a.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise Form(a["auto_pad"])
+        raise Unknown(a["auto_pad"])
     pads, rank = a.get("pads", [0] * 2 * (x.dim() - 2)), x.dim() - 2
     around = [pads[side * rank + d] for d in reversed(range(rank)) for side in (0, 1)]
     return F.pad(x, around, value=value) if any(around) else x
@@ -455,7 +452,7 @@ def _conv_transpose(a, n, x, weight, bias=None):
     rank = x.dim() - 2
     pads = a.get("pads", [0] * 2 * rank)
     if a.get("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in a or pads[:rank] != pads[rank:]:
-        raise Form("padding that is not the same on both sides")
+        raise Unknown("padding that is not the same on both sides")
     function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[rank - 1]
     extra, groups, dilations = a.get("output_padding", 0), a.get("group", 1), a.get("dilations", 1)
     return function(x, weight, bias, a.get("strides", 1), pads[:rank], extra, groups, dilations)
@@ -464,7 +461,7 @@ def _conv_transpose(a, n, x, weight, bias=None):
 @_operator("MaxPool")
 def _max_pool(a, n, x):
     if n > 1 or a.get("ceil_mode"):
-        raise Form("indices or ceil_mode")
+        raise Unknown("indices or ceil_mode")
     function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[x.dim() - 3]
     return function(_padded(a, x, -math.inf), a["kernel_shape"], a.get("strides", 1), 0, a.get("dilations", 1))
 
@@ -472,7 +469,7 @@ def _max_pool(a, n, x):
 @_operator("AveragePool")
 def _average_pool(a, n, x):
     if a.get("ceil_mode") or (any(a.get("pads", [])) and not a.get("count_include_pad")) or "dilations" in a:
-        raise Form("padding that does not count, or dilations")
+        raise Unknown("padding that does not count, or dilations")
     function = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[x.dim() - 3]
     return function(_padded(a, x, 0.0), a["kernel_shape"], a.get("strides", 1))
 
@@ -495,7 +492,7 @@ def _pad(a, n, x, pads, value=None, axes=None):
     if mode == "constant":
         return F.pad(x, around, value=0 if value is None else value.item())
     if any(around[2 * (x.dim() - 2) :]):
-        raise Form(f"{mode} padding of the batch")
+        raise Unknown(f"{mode} padding of the batch")
     return F.pad(x, around[: 2 * (x.dim() - 2)], {"edge": "replicate", "reflect": "reflect", "wrap": "circular"}[mode])
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE
-from ortmodule.capture.effects.filled_caches import MOST_CALLS, FillsCache
+from ortmodule.capture.effects.filled_caches import MOST_CALLS
 from ortmodule.core import pytree, torch_private
 from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import (
@@ -26,10 +26,13 @@ from ortmodule.core.errors import (
     Cause,
     Disagrees,
     DoesNotHold,
+    FillsCache,
     NoOtherGraph,
+    NotCaptured,
     NotInEngine,
     Raised,
     Unflattenable,
+    Waits,
 )
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
@@ -46,7 +49,7 @@ from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime.attachments import Attachments
 from ortmodule.runtime.calls import call_differences, capture_budget
-from ortmodule.runtime.calls.capture_budget import Budget, Variant, Waits
+from ortmodule.runtime.calls.capture_budget import Budget, Variant
 from ortmodule.runtime.calls.changing_numbers import Changing, lifted, note
 from ortmodule.runtime.calls.held_arguments import taken_from_module
 from ortmodule.runtime.calls.module_state import ModuleState, ModuleStates
@@ -66,14 +69,6 @@ TRANSFORMED = (
     "PyTorch runs calls of this module inside of torch.func transforms and forward-mode differentiation, which look at "
     "its operations"
 )
-
-
-class _NotCaptured(Exception):
-    """A forward that was assigned is not captured, for this ``reason``."""
-
-    def __init__(self, reason: NotInEngine) -> None:
-        super().__init__(reason.reason)
-        self.reason = reason
 
 
 class Dispatcher:
@@ -150,7 +145,7 @@ class Dispatcher:
         except CallsOwn:
             self._add_calling_own(kind)
             return self.given_forward(*args, **kwargs)  # type: ignore[misc]  # there is one
-        except _NotCaptured as found:
+        except NotCaptured as found:
             reason = found.reason
         # Not captured, or not now. The module's own forward may be within it, and can be.
         calls = self.usage.calls
@@ -194,7 +189,7 @@ class Dispatcher:
         if not isinstance(reason, NotInEngine):
             raise reason  # the caller's own, as PyTorch would raise it
         if which == ASSIGNED and reason.finish is None:
-            raise _NotCaptured(reason)
+            raise NotCaptured(reason)
         self.fallback.allow(reason)
         self.usage.pytorch += 1
         if reason.finish is not None:

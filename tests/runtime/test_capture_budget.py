@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ortmodule import Config, ORTModule, explain
-from ortmodule.core.errors import Cause, NotInEngine
+from ortmodule.core.errors import Cause, NotInEngine, Waits
 from ortmodule.core.logger import Log, LogLevel
 from ortmodule.runtime.calls import capture_budget
-from ortmodule.runtime.calls.capture_budget import Budget, Waits
+from ortmodule.runtime.calls.capture_budget import Budget
 
 
 class Clock:
