@@ -30,6 +30,7 @@ from torch.nn.modules import module as nn_module
 from ortmodule.capture.numbers.read_causes import DATA, NOTHING, RANDOM, SIZE, causes, causes_of_size
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.names import PACKAGE
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.objects.interception import Replacement, replaced
 from ortmodule.core.size_expr import is_number, number_of
 from ortmodule.core.torch_private import (
@@ -414,8 +415,8 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
     if name == "__dict__" and sys._getframe(2).f_code.co_filename == nn_module.__file__:
         return
     sites: set[tuple[types.CodeType, int]] = set()
-    if (dispatcher := getattr(type(module), "_ortmodule", None)) is not None:
-        module = dispatcher.__get__(module).module  # whose dictionary a wrapped module has
+    if (dispatcher := dispatcher_of(module)) is not None:
+        module = dispatcher.module  # whose dictionary a wrapped module has
         sites.add((_note.__code__, -1))
     attributes = object.__getattribute__(module, "__dict__")
     if type(attributes.get(name, getattr(type(module), name, None))) in WITH_ITEMS:

@@ -36,6 +36,7 @@ from ortmodule.core.errors import (
 )
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.structures import tokens as pytree_tokens
 from ortmodule.core.torch_private import forward_level, in_backward, is_fx_tracing, peek_transform, traced
 from ortmodule.engine.autotune import Tuning
@@ -319,7 +320,7 @@ class Dispatcher:
     def _unit(self, module: nn.Module) -> Any:
         if id(module) not in self._units:
             self._units[id(module)] = self._wrap(module, self.debug, self.given)
-            self._units[id(module)]._ortmodule.usage.inner = True
+            dispatcher_of(self._units[id(module)]).usage.inner = True
         return self._units[id(module)]
 
     def inside(self, path: str) -> contextlib.AbstractContextManager:

@@ -238,6 +238,21 @@ def test_a_private_name_is_found():
     assert found == [("_Reader", 2), ("pytree._KINDS", 3)]
 
 
+#: Beside `module.py`, whose class has the attribute.
+FINDS_DISPATCHERS = "ortmodule/core/objects/dispatchers.py"
+
+
+def test_a_dispatcher_is_found_by_one_function():
+    found = set()
+    for path in EVERY_MODULE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr == "_ortmodule":
+                found.add(str(path.relative_to(ROOT)))
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+                found |= {str(path.relative_to(ROOT))} if "'_ortmodule'" in map(ast.unparse, node.args) else set()
+    assert found == {"ortmodule/module.py", FINDS_DISPATCHERS}
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_stand_at_the_top(module):
     tree = ast.parse(module.read_text())
