@@ -451,7 +451,7 @@ class Dispatcher:
         return self._waits(call, str(reason))
 
     def _waits(self, call: Call, reason: str) -> Waits:
-        waits = Waits(None, reason, "")
+        waits: Waits[Variant] = Waits(None, reason, "")
         waits.inputs = call.inputs[: call.count]
         return waits
 
