@@ -136,7 +136,7 @@ def _feeds(names: Sequence[str], inputs: Sequence[torch.Tensor], tree: Tree, fil
 
 # --- parameters that are zeros ----------------------------------------------------------------------------------------
 
-_Key = tuple[int, int, torch.Size]  #: where a parameter lies, in which memory, and how large it is
+_Key = tuple[int, int | torch.SymInt, torch.Size]  #: where a parameter lies, in which memory, and how large it is
 _Filled = dict[_Key, torch.Tensor]  #: parameters with other values
 
 
@@ -223,8 +223,8 @@ def _tensor_difference(found: torch.Tensor, expected: torch.Tensor, least: float
         return "is not finite in the same places"
     if not off.numel():
         return ""
-    off, largest = off.nan_to_num().max().item(), largest.max().item()
-    return "" if off <= tolerance * largest + 1e-30 else f"is off by {off:.3g} of {largest:.3g}"
+    most, of = off.nan_to_num().max().item(), largest.max().item()
+    return "" if most <= tolerance * of + 1e-30 else f"is off by {most:.3g} of {of:.3g}"
 
 
 # --- without chance ---------------------------------------------------------------------------------------------------
