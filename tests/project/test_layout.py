@@ -321,7 +321,7 @@ def wrong_with_module(text: str) -> str:
         return "no sentence"
     if words_of(first) > MOST_WORDS:
         return f"{words_of(first)} words"
-    if not re.match(r"[A-Z][a-z]+s[:,]? ", first) or NOUNS.match(first):
+    if not re.match(r"[A-Z][a-z-]*s[:,]? ", first) or NOUNS.match(first):
         return "does not begin with a verb, as in: Runs the graph"
     return ""
 
@@ -342,6 +342,19 @@ def wrong_with_source(name: str, text: str) -> str:
 )
 def test_first_line_of_a_module(module):
     assert not (wrong := wrong_with_module(module.read_text())), f"{module}: {wrong}"
+
+
+OTHERS = [path for folder in ("tests", "scripts", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+
+
+@pytest.mark.parametrize("module", sorted(OTHERS), ids=lambda path: str(path.relative_to(ROOT)))
+def test_first_line_of_another_file(module):
+    """Of a test it is a sentence that the test checks."""
+    if module.name == "__init__.py" and not module.read_text():
+        return
+    states = module.name.startswith("test_") or module == ROOT / "tests" / module.parent.name / "__init__.py"
+    wrong = wrong_with_module(module.read_text())
+    assert not wrong or (states and "verb" in wrong), f"{module}: {wrong}"
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda p: str(p.relative_to(CSRC)))

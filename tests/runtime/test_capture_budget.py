@@ -1,4 +1,4 @@
-"""Captures take a share of the time in steps: what waits for a graph, what it is told, and what always runs."""
+"""Captures take a share of the time in steps: what waits for a graph, and what always runs."""
 
 import contextlib
 import warnings

@@ -1,4 +1,4 @@
-"""Triton's interpreter, which has to be on before Triton is imported."""
+"""Turns Triton's interpreter on, which has to be on before Triton is imported."""
 
 import os
 
