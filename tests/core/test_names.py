@@ -9,7 +9,7 @@ from ortmodule.core import names
 
 
 def test_opsets():
-    assert names.DEFAULT_OPSET in names.OPSETS and names.OLDEST_OPSET < names.OPSETS.start
+    assert names.DEFAULT_OPSET in names.OPSETS and names.OPSETS.start > names.OLDEST_OPSET
     assert names.OPSETS.stop - 1 <= onnx.defs.onnx_opset_version()
 
 

@@ -10,7 +10,12 @@ def test_every_translation_is_a_setting():
 
 
 def test_translates():
-    given = {"FallbackPolicy": "FALLBACK_DISABLE", "OnnxOpsetVersion": 17, "PropagateCastOps": {"Level": 2}, "STRICT": 1}
+    given = {
+        "FallbackPolicy": "FALLBACK_DISABLE",
+        "OnnxOpsetVersion": 17,
+        "PropagateCastOps": {"Level": 2},
+        "STRICT": 1,
+    }
     assert from_original(given) == {"FALLBACK_POLICY": "FALLBACK_DISABLE", "ONNX_OPSET_VERSION": 17, "STRICT": 1}
 
 

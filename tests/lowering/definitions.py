@@ -11,8 +11,10 @@ NEAR, NEAR_HALF = 1e-5, 1e-2
 
 
 def check(kind, *args, **named):
-    """``DEFINITIONS[kind]`` gives what the operator of this name gives, for these arguments. ``named``: those that follow
-    in the operator's schema, and can be given by name alone."""
+    """``DEFINITIONS[kind]`` gives what the operator of this name gives, for these arguments.
+
+    ``named``: those that follow in the schema of the operator, which takes them by name alone.
+    """
     found = results(DEFINITIONS[f"aten::{kind}"](*args, *named.values()))
     expected = results(getattr(torch.ops.aten, kind)(*args, **named))
     assert len(found) == len(expected)

@@ -49,9 +49,7 @@ def test_a_tensor_is_cast():
 
 
 def test_the_condition_of_where_stays():
-    graph = settled(
-        "  %y : Double(2) = onnx::Where(%c, %x, %z)", "%c : Bool(2), %x : Double(2), %z : Float(2)"
-    )
+    graph = settled("  %y : Double(2) = onnx::Where(%c, %x, %z)", "%c : Bool(2), %x : Double(2), %z : Float(2)")
     assert types(node_of(graph, "onnx::Where")) == [torch.bool, torch.float64, torch.float64]
 
 
