@@ -11,7 +11,7 @@ TESTS = ROOT / "tests"
 THROUGH = {
     "capture/call_patches.py": "capture/test_common_constructs.py",
     "capture/calls/conversion_calls.py": "capture/test_what_python_does_with_sizes.py",
-    "capture/calls/imports.py": "capture/test_side_effects.py",
+    "capture/calls/imports.py": "capture/test_chance.py",
     "capture/dynamic_dims.py": "capture/test_capture.py",
     "capture/effects/container_items.py": "capture/test_refilled_containers.py",
     "capture/effects/traced_tables.py": "guards/test_size_tables.py",
