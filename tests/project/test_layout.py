@@ -413,6 +413,21 @@ def names_in(tree):
             yield node.attr
 
 
+#: The same in text, and where: of a loss there are logits, scores are attention's.
+RETIRED_IN_TEXT = {
+    r"\bscores?\b": ["csrc/ops/losses", "csrc/passes/*loss*", "ortmodule/runtime"],
+    r"\b(foreign|secretly|heard)\b": ["csrc", "ortmodule", "optim", "docs"],
+}
+
+
+@pytest.mark.parametrize("words", RETIRED_IN_TEXT)
+def test_text_has_the_words_of_the_glossary(words):
+    roots = [path for place in RETIRED_IN_TEXT[words] for path in ROOT.glob(place)]
+    files = [file for root in roots for file in ([root] if root.is_file() else root.rglob("*"))]
+    texts = [file for file in files if file.suffix in {".c", ".h", ".cu", ".py", ".md"}]
+    assert len(texts) > 10 and not [str(file) for file in texts if re.search(words, file.read_text())]
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_names_are_those_of_the_glossary(module):
     found = sorted({name for name in names_in(ast.parse(module.read_text())) if name.strip("_") in RETIRED})
