@@ -1,4 +1,4 @@
-/* attention_rows.h -- template of attention.c: hiding, and softmax, of rows; y may be x. And what is stored in 16 bits. */
+/* attention_rows.h -- serves attention.c as a template: hiding, and softmax, of rows; y may be x, or 16 bits. */
 #include "ops/reductions/softmax_block.h"
 
 #if DIGITS == 53
