@@ -32,18 +32,9 @@ from ortmodule.capture.randomness import chance, drawn_values
 from ortmodule.capture.randomness.chance import Chance
 from ortmodule.capture.trace_mode import Saved, TraceMode, copied_in_trace
 from ortmodule.capture.trace_record import HeldBefore, Source, Trace, Write, path_in, vector
-from ortmodule.core import pytree
+from ortmodule.core import errors, pytree
 from ortmodule.core.dtypes import as_pairs
-from ortmodule.core.errors import (
-    ChangesAround,
-    CountsAttribute,
-    DrawsOperand,
-    Moved,
-    NotTraceable,
-    Unflattenable,
-    WritesParameter,
-    blaming,
-)
+from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
 from ortmodule.core.names import CHANGES_PARAMETER, NOTHING, STATE
 from ortmodule.core.objects.garbage import no_collections
 from ortmodule.core.objects.interception import replaced
@@ -200,12 +191,12 @@ def _record(
                     flat.regions.mark(failure)
                 flat.regions.forget()
                 tree.learn(flat.recorder.attributes, flat.recorder.fields, flat.recorder.sites)
-        if isinstance(failure, (DrawsOperand, Moved)) and not operands:
+        if isinstance(failure, (errors.DrawsOperand, errors.Moved)) and not operands:
             operands = True
             continue
         if saved.keeps_from_now_on() or numbers.calls.new() or _is_known_now(failure, tree):
             continue
-        if isinstance(failure, (Moved, ChangesAround)) and not looking:
+        if isinstance(failure, (errors.Moved, errors.ChangesAround)) and not looking:
             looking = True  # which submodule has done it?
             continue
         if failure is None and changes.are_to_be_found(flat.checkpoints, flat.changes()):
@@ -230,9 +221,9 @@ def _record(
 
 def _is_known_now(failure: Exception | None, tree: Tree) -> bool:
     """Has a trace failed for what the next one knows of the module?"""
-    if isinstance(failure, CountsAttribute):
+    if isinstance(failure, errors.CountsAttribute):
         return tree.count(failure.path, failure.key)
-    return isinstance(failure, WritesParameter) and tree.treat_as_buffer(failure.parameter)
+    return isinstance(failure, errors.WritesParameter) and tree.treat_as_buffer(failure.parameter)
 
 
 def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
@@ -401,8 +392,8 @@ class _Flat(nn.Module):
             if slot.find() is not tensor or tensor._version != version:
                 text = f"forward {CHANGES_PARAMETER} {slot.name}"
                 if slot.find() is tensor and not tensor.requires_grad:
-                    raise WritesParameter(text, tensor)
-                raise ChangesAround(text)
+                    raise errors.WritesParameter(text, tensor)
+                raise errors.ChangesAround(text)
 
     def _entered(self, path: str) -> HeldBefore:
         """PyTorch is about to run an opaque submodule."""
@@ -564,7 +555,7 @@ class _Flat(nn.Module):
             raise NotTraceable(f"forward registers the buffer {slot.name}")
         if place is not None and type(value) in _COUNTERS and type(value) is type(then.attributes.get(key)):
             text = f"{place} reads the attribute {slot.name}, which forward sets to another value"
-            raise CountsAttribute(text, path, key) if type(value) in (int, float) else NotTraceable(text)
+            raise errors.CountsAttribute(text, path, key) if type(value) in (int, float) else NotTraceable(text)
         check_value(f"the attribute {slot.name}", value)
 
     def _writes(self, tensors: Sequence, changed: Sequence[bool]) -> list[torch.Tensor]:
