@@ -1,4 +1,4 @@
-"""What users have put on a tensor goes over to its copy, and a copy says what it is a copy of."""
+"""Attributes that users have put on a tensor go over to its copy, which says what it copies."""
 
 import gc
 

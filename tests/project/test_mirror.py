@@ -1,4 +1,4 @@
-"""Each module has a test file of its name, or a line here that says which file tests it through a capture."""
+"""Each module has a test file of its name, or a line here: which file tests it through a capture."""
 
 from pathlib import Path
 

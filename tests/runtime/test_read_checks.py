@@ -1,4 +1,4 @@
-"""What Python read in a run is compared with what it read in the trace: sizes once a shape, data every time."""
+"""Reads of a run are compared with those of the trace: sizes once a shape, data every time."""
 
 import pytest
 import torch
