@@ -1,1 +1,1 @@
-"""Measurements. None is a test: they need a quiet machine."""
+"""Measures speed and memory; no module of it is a test: they need a quiet machine."""

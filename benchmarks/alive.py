@@ -1,4 +1,4 @@
-"""Write what a step of each benchmark row holds: its arena and the bound, peaks under budgets, what is alive and why.
+"""Writes what a step of each benchmark row holds: its arena and the bound, peaks under budgets.
 
     python -m benchmarks.alive                               the rows of docs/benchmarks.md
     python -m benchmarks.alive --rows gpt2 resnet-18 --out results/alive.md

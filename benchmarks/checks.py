@@ -1,4 +1,4 @@
-"""How much of a training step are the checks of memory that Python can change: indices in kernels, storages of tensors.
+"""Measures how much of a training step the checks of memory are that Python can change.
 
     python -m benchmarks.checks [ROW...] [--steps 5] [--autocast bfloat16]        the usual: bert-base gpt2 resnet-18
 

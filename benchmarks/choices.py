@@ -1,4 +1,4 @@
-"""What the engine chooses between on a GPU, one beside the other: where the choice should lie.
+"""Measures what the engine chooses between on a GPU, side by side: where the choice should lie.
 
     python -m benchmarks.choices attention --out results/attention
     python -m benchmarks.choices products --out results/products

@@ -1,4 +1,4 @@
-"""Who is measured: a column is a way to run a row's model and an optimizer for it.
+"""Lists who is measured: a column is a way to run a row's model and an optimizer for it.
 
 A column of another environment (`ort`: ONNX Runtime Training, which needs an older PyTorch) runs in a process of its
 own, whose Python is given on the command line. It takes its turns like the others, and waits between them.

@@ -1,4 +1,4 @@
-"""What generation costs through a wrapped model: as many tokens by PyTorch's module and by ours, in turns.
+"""Measures what generation costs through a wrapped model, in turns with PyTorch's.
 
     python -m benchmarks.generate [--tokens 64] [--repeats 9]
 

@@ -1,4 +1,4 @@
-"""What a call costs before and around the engine: guards, and the way through autograd.
+"""Measures what a call costs before and around the engine: guards, and the way through autograd.
 
     python benchmarks/guards.py [--compile]
 

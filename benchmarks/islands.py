@@ -1,4 +1,4 @@
-"""What submodules that PyTorch runs cost: BERT (small: 4 layers of width 512) with two hooks and two islands.
+"""Measures what submodules that PyTorch runs cost: a small BERT with two hooks and two islands.
 
     python benchmarks/islands.py [--batch 8] [--length 128] [--steps 20]
 

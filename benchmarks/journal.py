@@ -1,4 +1,4 @@
-"""What a machine with a GPU finds out, as lines of JSON in one file: each is on disk as soon as it is known."""
+"""Writes what a machine with a GPU finds out, as lines of JSON, as soon as it is known."""
 
 import contextlib
 import json

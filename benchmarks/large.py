@@ -1,4 +1,4 @@
-"""A training step of one large model on a GPU, by one column after the other, each in a process of its own.
+"""Measures a training step of one large model on a GPU, by one column after the other.
 
     python -m benchmarks.large bert-large --autocast bfloat16 --fill 0.6 --out results/bert-large
 

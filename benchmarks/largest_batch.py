@@ -1,4 +1,4 @@
-"""The largest batch that trains within a limit of memory: eager, with checkpointing, and ORTModule, which plans it.
+"""Finds the largest batch that trains within a limit of memory: eager, with checkpointing, and ORTModule.
 
     python -m benchmarks.largest_batch                                    BERT-large phase 1, GPT-2 medium; 12 GB
     python -m benchmarks.largest_batch --rows bert-large-phase-1 --limit 9e9 --out results/largest_batch

@@ -1,4 +1,4 @@
-"""Loops over time, written in Python: a step at each length beside PyTorch's, and what a length costs that is new.
+"""Measures loops over time, written in Python: a step at each length, and what a new length costs.
 
     python benchmarks/loops.py [--rows lstm gru scan euler] [--width N] [--batch N] [--repeats N]
 

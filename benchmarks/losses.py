@@ -1,4 +1,4 @@
-"""Where training ends: the loss after some hundred steps, of PyTorch and of ORTModule, for a few seeds of the dropout.
+"""Trains some hundred steps in PyTorch and ORTModule, for a few seeds, and compares where the loss ends.
 
     python -m benchmarks.losses --rows gpt2 bert-base --autocast bfloat16
     python -m benchmarks.losses --rows all --steps 300 --seeds 1 2 3 --columns eager compile ortmodule

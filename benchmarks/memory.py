@@ -1,4 +1,4 @@
-"""Memory and time of forward and backward: eager, checkpointing, torch.compile, ORTModule, with and without budgets.
+"""Measures memory and time of forward and backward: eager, checkpointing, torch.compile, ORTModule with budgets.
 
     python -m benchmarks.memory                                  the usual rows
     python -m benchmarks.memory --rows gpt2-long --autocast bfloat16 --out results/memory

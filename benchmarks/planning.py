@@ -1,4 +1,4 @@
-"""Time how long planning a step of 24 layers takes: nothing asked, MEMORY_OPT_LEVEL, a budget.
+"""Measures how long planning a step of 24 layers takes: nothing asked, MEMORY_OPT_LEVEL, a budget.
 
     python -m benchmarks.planning                            BERT-large phase 1, GPT-2 medium
     python -m benchmarks.planning --rows bert-large --times 9

@@ -1,4 +1,4 @@
-"""The rows of benchmarks/public_programs.py: models of public programs, how each is made, and its batches.
+"""Lists the rows of benchmarks/public_programs.py: models of public programs, how each is made, and its batches.
 
 Programs that are packages are imported where they are installed. Others are single files, or folders of files, in a
 folder of sources. Many of these are scripts, which read arguments and data when they are run: of such a file the

@@ -1,4 +1,4 @@
-"""What captures cost where Python decides with data: training of 12 modules over real lengths, beside PyTorch's.
+"""Measures what captures cost where Python decides with data: 12 modules over real lengths.
 
     python -m benchmarks.regret [ROW...] [--steps 200] [--threads 1]
 

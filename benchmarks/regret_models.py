@@ -1,4 +1,4 @@
-"""The modules of benchmarks/regret.py: Python in their forward reads lengths or other data, or changes by itself."""
+"""Lists the modules of benchmarks/regret.py: Python in their forward reads data, or changes by itself."""
 
 import ast
 import random

@@ -1,4 +1,4 @@
-"""What a benchmark says: medians with their spread, the machine, JSON, Markdown, a picture."""
+"""Reports what a benchmark says: medians with their spread, the machine, JSON, Markdown, a picture."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The kernels of a step of eager PyTorch on a GPU: a trace of ATen operators without a GPU, memory or numbers.
+"""Lists the kernels of a step of eager PyTorch on a GPU from a trace of ATen operators.
 
 Each operator that is no view reads its
 operands once and writes its results once. `scaled_dot_product_attention` counts as one kernel forward, three backward.

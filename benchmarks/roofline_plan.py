@@ -1,4 +1,4 @@
-"""The kernels of a step of ours: from its plan for a GPU, which the emulated build makes without weights or a run."""
+"""Lists the kernels of a step of ours from its plan for a GPU, without weights or a run."""
 
 from __future__ import annotations
 

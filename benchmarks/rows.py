@@ -1,4 +1,4 @@
-"""The models that are measured and the batches they get; a row is a line in ROWS, or in MORE if it takes long.
+"""Lists the models that are measured and their batches: a row is a line in ROWS or MORE.
 
 Attention and dropout are each model's defaults. batch(generator, variation): variation 0 is the size in the row's
 name; 1 to 7 are sizes that a run has not seen (another length, or another batch size for images).

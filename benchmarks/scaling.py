@@ -1,4 +1,4 @@
-"""Measure how the time and memory of building and planning a graph grow with its size.
+"""Measures how the time and memory of building and planning a graph grow with its size.
 
     python -m benchmarks.scaling [FAMILY...] [--most 100000] [--seconds 60] [--out results/scaling]
 

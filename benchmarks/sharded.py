@@ -1,4 +1,4 @@
-"""Training steps of GPT-2 on several processes: FSDP2 and DistributedDataParallel, each with ORTModule and without.
+"""Measures training steps of GPT-2 on several processes: FSDP2 and DistributedDataParallel, with ORTModule and without.
 
     python -m benchmarks.sharded                        GPT-2 of 124 M weights, two processes of one thread
     python -m benchmarks.sharded --layers 2 --width 64 --steps 3

@@ -1,4 +1,4 @@
-"""Training steps per model: PyTorch as it is against ORTModule, taking turns in one process.
+"""Measures training steps per model: PyTorch as it is against ORTModule, taking turns in one process.
 
     python -m benchmarks.train                          the usual rows
     python -m benchmarks.train --rows all               and those that take long

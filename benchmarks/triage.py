@@ -1,4 +1,4 @@
-"""Triage: what a GPU says of the engine in eight minutes, the most telling first, a line as soon as it is known.
+"""Asks a GPU about the engine for eight minutes, the most telling first, a line for each answer.
 
     scripts/gpu triage                      all of it
     scripts/gpu triage --items 'linear*'    only these

@@ -1,4 +1,4 @@
-"""The items of triage (benchmarks/triage.py): each is a function that returns what it found out, as fields of a line.
+"""Lists the items of triage: each is a function that returns what it found out, as fields of a line.
 
     python -m benchmarks.triage_items --items NAME... --device cuda     a line of JSON before and after each
 

@@ -1,1 +1,1 @@
-"""Trainings to read and to run: python -m examples.<name>.train --help"""
+"""Trains models, to read and to run: python -m examples.<name>.train --help."""

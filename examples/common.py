@@ -1,4 +1,4 @@
-"""What the examples share: the choice of a backend, the record of a training, and the picture of all records."""
+"""Holds what the examples share: the choice of a backend, the record of a training, and its picture."""
 
 import json
 import math

@@ -13,6 +13,7 @@ from torch import nn
 from ortmodule import _core, memory
 from ortmodule.core.config import Config, DebugOptions
 from ortmodule.core.errors import ArgumentError
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.pytree import as_arguments
 from ortmodule.core.settings.setting_types import BYTES
 from ortmodule.debug.memory.peak import OPTIMIZERS, in_units
@@ -113,7 +114,7 @@ def _profile(given: argparse.Namespace) -> None:
         for _ in range(given.steps):
             train_step(module, args, kwargs)
     if not measured.plans:
-        reason = module._ortmodule.fallback.reason or "see the warnings"
+        reason = dispatcher_of(module).fallback.reason or "see the warnings"
         raise ArgumentError(f"PyTorch runs it, so there is nothing of the engine's to measure: {reason}")
     print(measured)
     if given.trace:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from ortmodule.core.errors import ArgumentError, MissingPackageError
+from ortmodule.core.objects.dispatchers import dispatcher_of
 
 try:
     from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
@@ -138,7 +139,7 @@ class _InEngine:
 
 
 def _with_loss(model: Any, smoother: Any, function: Any) -> Callable:
-    module = model._ortmodule.module
+    module = dispatcher_of(model).module
     original, signature = module.forward, inspect.signature(module.forward)
     names = signature.parameters
     takes_number = "num_items_in_batch" in names or any(p.kind is p.VAR_KEYWORD for p in names.values())

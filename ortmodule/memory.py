@@ -18,6 +18,7 @@ from torch import nn
 
 from ortmodule import _core
 from ortmodule.core.errors import ArgumentError, DoesNotHold, NotInEngine, OutOfMemoryError
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.pytree import as_arguments
 from ortmodule.core.torch_private import tree_map_only
 from ortmodule.debug.memory.peak import HeldTensor, Peak, peak_of
@@ -138,7 +139,7 @@ class PredictedStep:
         wrapped, args, kwargs = _off_meta(model, *sample)
         self.optimizer, self._there = optimizer, not on_meta
         with _refusing():
-            self.graph, self.call = wrapped._ortmodule.prepare(args, kwargs)
+            self.graph, self.call = dispatcher_of(wrapped).prepare(args, kwargs)
 
     def plan(
         self, memory: MemoryGoal | None = None, shapes: tuple | None = None,
@@ -261,14 +262,15 @@ def _off_meta(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[An
         else:
             memo[id(tensor)] = tensor
     on_meta = any(tensor.is_meta for tensor in held)
-    given, config = (model._ortmodule.module, model._ortmodule.given) if isinstance(model, ORTModule) else (model, None)
+    owner = dispatcher_of(model)
+    given, config = (model, None) if owner is None else (owner.module, owner.given)
     if on_meta:
         given = copy.deepcopy(given, memo)
-    wrapped: Any = model if isinstance(model, ORTModule) and not on_meta else ORTModule(given, config=config)
+    wrapped: Any = model if owner is not None and not on_meta else ORTModule(given, config=config)
     if not isinstance(wrapped, ORTModule):
         raise _core.UnsupportedError(f"{type(model).__name__} cannot be wrapped: PyTorch would run it")
     if on_meta:
-        wrapped._ortmodule.compiler.checks = False  # a graph beside the module, with what parameters hold
+        dispatcher_of(wrapped).compiler.checks = False  # a graph beside the module, with what parameters hold
     return wrapped, *_moved((args, kwargs))
 
 

@@ -1,4 +1,4 @@
-"""The page about settings, from the table of variables: ``python -m scripts.settings_page docs/configuration.md``."""
+"""Writes the page about settings from their table: ``python -m scripts.settings_page docs/configuration.md``."""
 
 from __future__ import annotations
 

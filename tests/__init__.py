@@ -1,1 +1,1 @@
-"""Everything that is checked; see scripts/test."""
+"""Checks everything; see scripts/test."""

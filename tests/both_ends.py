@@ -1,4 +1,4 @@
-"""Two processes of pytest share the tests: one begins with the first, the other with the last, until they meet.
+"""Shares the tests between two processes of pytest: one begins with the first, the other with the last.
 
 Both are told of one file (--from-front FILE, --from-back FILE), in which they write what they have begun.
 """

@@ -1,4 +1,4 @@
-"""What the engine sees of this CPU: in a build that is capped (ORTMODULE_CPU, tests/cap.c) less than PyTorch does."""
+"""Says what the engine sees of this CPU: less than PyTorch in a build that is capped (tests/cap.c)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A training step beside float64, dropout on: PyTorch gets the masks that the engine drew.
+"""Compares a training step with float64, dropout on: PyTorch gets the masks that the engine drew.
 
 16-bit results are right when they are about as near to the exact ones as what PyTorch computes in the same types.
 """

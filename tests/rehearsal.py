@@ -1,5 +1,6 @@
-"""A machine for `scripts/gpu` that has no GPU: a fresh clone, what travels beside it, and a Python without the packages
-of the project.
+"""Makes a machine for `scripts/gpu` that has no GPU.
+
+A fresh clone, what travels beside it, and a Python without the packages of the project.
 
 The interpreter is that of `torch-2.11.0-python3.12` in WITH_ENVIRONMENTS or .venv-with (scripts/test-with makes it), as
 on the machine with the GPU; where it is not there, the one that runs the tests.

@@ -1,4 +1,4 @@
-"""Which parameters of a test --full alone takes, which cases --some, and which tests --fast."""
+"""Says which parameters of a test --full alone takes, which cases --some, and which tests --fast."""
 
 import zlib
 from collections import defaultdict

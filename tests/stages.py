@@ -1,4 +1,4 @@
-"""Which tests the stages of scripts/test have run: one that none has run needs a reason that is known here.
+"""Says which tests the stages of scripts/test have run: one that none has run needs a known reason.
 
     python -m tests.stages [--full] FILE...    files of pytest's --ran and --resume; fails for tests that are missing
 

@@ -1,5 +1,6 @@
-"""How far results may be from PyTorch's, by type: |found - expected| <= relative * |expected| + share * the largest
-|expected|, or 1 if that is less.
+"""Says how far results may be from PyTorch's, by type.
+
+Where |found - expected| <= relative * |expected| + share * the largest |expected|, or 1 if that is less.
 
 So zeros never pass for something else, however small it is. The 16-bit types allow a few roundings: gradients pass
 through several nodes.

@@ -1,4 +1,4 @@
-"""What tests make twice: a module for the engine and its twin for PyTorch, the same inputs, results to compare."""
+"""Makes a module for the engine and its twin for PyTorch, the same inputs, and compares results."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-/* arena.h -- the memory of building: bump allocation, freed all at once, so a failing build cleans up nothing. */
+/* arena.h -- holds the memory of building: bump allocation, freed all at once, so a failing build cleans up nothing. */
 #ifndef ORT_CORE_ARENA_H
 #define ORT_CORE_ARENA_H
 

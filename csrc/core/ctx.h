@@ -1,4 +1,4 @@
-/* ctx.h -- what every fallible function gets first: where its error text goes and where its memory comes from. */
+/* ctx.h -- says where error texts go and memory comes from: what every fallible function gets first. */
 #ifndef ORT_CORE_CTX_H
 #define ORT_CORE_CTX_H
 

@@ -1,4 +1,4 @@
-/* digest.h -- 64 bits that tell whether memory has changed. */
+/* digest.h -- tells by 64 bits whether memory has changed. */
 #ifndef ORT_CORE_DIGEST_H
 #define ORT_CORE_DIGEST_H
 

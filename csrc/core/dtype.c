@@ -1,4 +1,4 @@
-/* dtype.c -- the table of element types. */
+/* dtype.c -- holds the table of element types. */
 #include "core/dtype.h"
 
 /* clang-format off */

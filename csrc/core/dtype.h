@@ -1,4 +1,4 @@
-/* dtype.h -- element types, and everything that is known about each in one table. */
+/* dtype.h -- describes element types: everything that is known about each in one table. */
 #ifndef ORT_CORE_DTYPE_H
 #define ORT_CORE_DTYPE_H
 

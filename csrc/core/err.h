@@ -1,4 +1,4 @@
-/* err.h -- must-use status codes; the sentence that goes with one is kept in the context. */
+/* err.h -- defines must-use status codes; the sentence that goes with one is kept in the context. */
 #ifndef ORT_CORE_ERR_H
 #define ORT_CORE_ERR_H
 

@@ -1,4 +1,4 @@
-/* half.h -- many float16 numbers to float and back, by the CPU's own conversion where it has one.
+/* half.h -- turns many float16 numbers to float and back, by the CPU's own conversion where it has one.
  * Compilers do not use it for vectors. Rounded to nearest even; of a NaN it is only certain that it stays one. */
 #ifndef ORT_CORE_HALF_H
 #define ORT_CORE_HALF_H

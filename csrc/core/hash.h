@@ -1,4 +1,4 @@
-/* hash.h -- a hash of what is mixed in, word after word. */
+/* hash.h -- hashes what is mixed in, word after word. */
 #ifndef ORT_CORE_HASH_H
 #define ORT_CORE_HASH_H
 

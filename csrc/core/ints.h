@@ -1,4 +1,4 @@
-/* ints.h -- what is said of sizes and indices again and again. */
+/* ints.h -- says what is asked of sizes and indices again and again. */
 #ifndef ORT_CORE_INTS_H
 #define ORT_CORE_INTS_H
 

@@ -1,4 +1,4 @@
-/* limit.c -- the files of /proc and of control groups that say how much memory there is, and the limit of addresses. */
+/* limit.c -- reads from /proc and control groups how much memory there is, and the limit of addresses. */
 #include "core/limit.h"
 
 #include <limits.h>

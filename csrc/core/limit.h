@@ -1,4 +1,4 @@
-/* limit.h -- how much memory this process may use: of the machine, of its control groups, and of addresses (RLIMIT_AS).
+/* limit.h -- says how much memory a process may use: of the machine, its control groups, and addresses (RLIMIT_AS).
  *
  * The system promises memory that it does not have, and a control group (a container) has less than the machine says. */
 #ifndef ORT_CORE_LIMIT_H

@@ -1,4 +1,4 @@
-/* memory.c -- a list of large blocks that are free at the moment.
+/* memory.c -- keeps a list of large blocks that are free at the moment.
  *
  * A fresh page costs a fault and its clearing: for the memory of a training step that is tens of milliseconds, every
  * step, when malloc returns large blocks to the system. Blocks of many megabytes reserve twice the addresses they need

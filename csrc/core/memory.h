@@ -1,4 +1,4 @@
-/* memory.h -- memory of tensors and runs. Large blocks are kept for the next use: their pages are there already.
+/* memory.h -- gives memory to tensors and runs. Large blocks are kept for the next use: their pages are there already.
  *
  * What is kept never makes the process hold more than what was in use at one time. Safe from any thread. */
 #ifndef ORT_CORE_MEMORY_H

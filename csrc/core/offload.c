@@ -1,4 +1,4 @@
-/* offload.c -- a file without a name, written and read by position.
+/* offload.c -- writes and reads a file without a name, by position.
  *
  * It is not mapped: a disk that fails would end the process with a signal then, where a call says why. Nor are its pages
  * counted as memory of the process. */

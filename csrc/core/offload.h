@@ -1,4 +1,4 @@
-/* offload.h -- where values of one forward wait for its backward outside of the arena: a file, or memory of the host. */
+/* offload.h -- keeps values of a forward outside of the arena until its backward: in a file, or the host's memory. */
 #ifndef ORT_CORE_OFFLOAD_H
 #define ORT_CORE_OFFLOAD_H
 

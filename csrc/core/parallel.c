@@ -1,4 +1,4 @@
-/* parallel.c -- one parallel region a loop; ranges are static, so results do not depend on scheduling. */
+/* parallel.c -- runs one parallel region a loop; ranges are static, so results do not depend on scheduling. */
 #include "core/parallel.h"
 
 #include <omp.h>

@@ -1,4 +1,4 @@
-/* philox.c -- one round is two 32 x 32 -> 64 bit products whose halves are mixed and change places.
+/* philox.c -- mixes the halves of two 32 x 32 -> 64 bit products, which change places: that is a round.
  *
  * The vector forms keep one 32-bit word in each 64-bit lane: that is what the widening multiplication reads (it ignores
  * the upper half, so nothing is masked) and makes. Two lanes are put side by side only when a word is stored; hence

@@ -1,4 +1,4 @@
-/* philox.h -- counter-based random numbers: Philox4x32-10 (Salmon and others, "Parallel random numbers: as easy as 1,
+/* philox.h -- draws numbers by counters: Philox4x32-10 (Salmon and others, "Parallel random numbers: as easy as 1,
  * 2, 3", 2011).
  *
  * A number is a pure function of the run's seed, the node's key and its position, so it can be drawn again instead of

@@ -1,4 +1,4 @@
-/* philox_fill.h -- template of philox.c: fills groups with one width of vectors.
+/* philox_fill.h -- serves philox.c as a template: fills groups with one width of vectors.
  *
  * FILL is the function for the instruction set ISA, V its vector: LANES counters a vector, 16 / LANES vectors. The low
  * word of a counter cannot carry within a group, since 16 divides its first. All of these, and the operations on vectors,

@@ -1,4 +1,4 @@
-/* prefetch.h -- memory that is needed soon, asked for while something else is computed: where indices jump, and where
+/* prefetch.h -- asks for memory that is needed soon while something else is computed: where indices jump, and where
  * blocks are widened first and computed with then, since a CPU looks ahead only while there are loads. Between
  * computations, that is: so many lines at once that a CPU cannot wait for more cost as much time as they save. */
 #ifndef ORT_CORE_PREFETCH_H

@@ -1,4 +1,4 @@
-/* scratch.c -- one block for all threads, from the list of blocks that are kept: it is there already the next time. */
+/* scratch.c -- keeps one block for all threads, from the list of kept blocks: it is there already the next time. */
 #include "core/scratch.h"
 #include "core/memory.h"
 

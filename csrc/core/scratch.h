@@ -1,4 +1,4 @@
-/* scratch.h -- memory of a kernel's threads that is on no stack: how small a stack is the thread's maker decides. */
+/* scratch.h -- gives a kernel's threads memory that is on no stack: how small a stack is the thread's maker decides. */
 #ifndef ORT_CORE_SCRATCH_H
 #define ORT_CORE_SCRATCH_H
 

@@ -1,4 +1,4 @@
-/* shape.c -- arithmetic of shapes and strides. */
+/* shape.c -- does arithmetic of shapes and strides. */
 #include "core/shape.h"
 
 #include "core/size.h"

@@ -1,4 +1,4 @@
-/* stream.h -- writing past the caches what they would not hold until it is read: lines are not read before they are
+/* stream.h -- writes past the caches what they would not hold until it is read: lines are not read before they are
  * written, and drive nothing out. */
 #ifndef ORT_CORE_STREAM_H
 #define ORT_CORE_STREAM_H

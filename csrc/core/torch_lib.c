@@ -1,4 +1,4 @@
-/* torch_lib.c -- the one place that asks the dynamic linker about torch. */
+/* torch_lib.c -- asks the dynamic linker about torch, and is the one place that does. */
 #include "core/torch_lib.h"
 
 #include "core/parallel.h"

@@ -1,4 +1,4 @@
-/* vmath.h -- elementary functions without branches, for loops in SIMD functions: calls to libm cannot be vectorised.
+/* vmath.h -- computes elementary functions without branches, for loops in SIMD functions: libm's cannot be vectorised.
  *
  * Each has a float form (vexpf) and a double form (vexp); v_exp(x) takes the one of x's type. All are right for NaN,
  * infinities, zeros of both signs, overflow, underflow and denormals. Float results are within 2.3 units in the

@@ -1,4 +1,4 @@
-/* vwide.h -- more elementary functions of float without branches, computed in double with what float needs of it: within
+/* vwide.h -- computes more functions of float without branches, in double with what float needs of it: within
  * one unit of the last place unless it says otherwise. The double forms are libm's.
  *
  * Polynomials are fits of the function's even part, relative to it. All are right for NaN, infinities, zeros of both

@@ -1,4 +1,4 @@
-/* exec.c -- the interpreter: operands' addresses, the kernel, the next one. */
+/* exec.c -- interprets instructions: operands' addresses, the kernel, the next one. */
 #include "exec/exec.h"
 
 #include "core/memory.h"

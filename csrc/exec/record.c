@@ -1,4 +1,4 @@
-/* record.c -- an instruction as a range in the trace of torch's profiler. */
+/* record.c -- shows an instruction as a range in the trace of torch's profiler. */
 #include "exec/record.h"
 
 #include "ops/op.h"

@@ -1,4 +1,4 @@
-/* record.h -- an instruction as a range in the trace of torch's profiler. */
+/* record.h -- shows an instruction as a range in the trace of torch's profiler. */
 #ifndef ORT_EXEC_RECORD_H
 #define ORT_EXEC_RECORD_H
 

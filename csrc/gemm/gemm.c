@@ -1,4 +1,4 @@
-/* gemm.c -- which implementation multiplies: what the table of measured ways says (gemm/gemm_table.h), else our own for
+/* gemm.c -- chooses who multiplies: what the table of measured ways says (gemm/gemm_table.h), else our own for
  * AVX-512 and AMX where it is faster, BLAS as torch carries it, torch's own 16-bit product, the reference. */
 #include "gemm/gemm.h"
 

@@ -1,4 +1,4 @@
-/* gemm.h -- the one way to multiply matrices: C = alpha * A * B + beta * C, for one pair or a batch of pairs.
+/* gemm.h -- multiplies matrices, in one way: C = alpha * A * B + beta * C, for one pair or a batch of pairs.
  *
  * An operand is described by its strides, so a transposed or sliced view is multiplied where it lies. Implementations
  * are tried in order, the fastest library first and a kernel of our own last, so there is always an answer. */

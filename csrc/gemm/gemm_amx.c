@@ -1,4 +1,4 @@
-/* gemm_amx.c -- the inner kernels that multiply tiles of bfloat16 with AMX-BF16: 32 x 32 sums in four tiles.
+/* gemm_amx.c -- multiplies tiles of bfloat16 with AMX-BF16, inside of a product: 32 x 32 sums in four tiles.
  *
  * A tile is 16 lines of 64 bytes. One of A holds 16 rows of 16 units, one of B 16 units of 16 columns; the sums of four
  * products of two of each stay in the tiles until the slice of K ends. Compiled with AMX_EMULATED, tiles are arrays:

@@ -1,4 +1,4 @@
-/* gemm_avx512.h -- what the AVX-512 kernels share: packing panels, storing sums, the loop over K.
+/* gemm_avx512.h -- packs panels, stores sums and loops over K: what the AVX-512 kernels share.
  *
  * Included once a file. Before it, AVX512 is the attribute of the CPU features that the file's functions need. After
  * it, functions take constants (sources, widths, rows), and are inlined where these are given. */

@@ -1,4 +1,4 @@
-/* gemm_bf16.c -- the inner kernel that multiplies pairs of bfloat16 with AVX-512-BF16. */
+/* gemm_bf16.c -- multiplies pairs of bfloat16 with AVX-512-BF16, inside of a product. */
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))

@@ -1,4 +1,4 @@
-/* gemm_f32.c -- the inner kernel that multiplies floats with AVX-512; 16-bit floats are widened while they are packed,
+/* gemm_f32.c -- multiplies floats with AVX-512, inside of a product; 16-bit floats are widened while they are packed,
  * for CPUs that do not multiply them. */
 #if defined(__x86_64__) && defined(__GNUC__)
 

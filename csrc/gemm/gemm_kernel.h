@@ -1,4 +1,4 @@
-/* gemm_kernel.h -- between the driver of our own products (gemm_packed.c) and its inner kernels, one file a CPU feature.
+/* gemm_kernel.h -- joins the driver of our own products (gemm_packed.c) to its inner kernels, one file a CPU feature.
  *
  * Operands are packed in units of 32 bits along K: a float, or two neighbouring bfloat16; or three units are the three
  * bfloat16 that each of two neighbouring floats is the sum of. A *panel* of A holds `rows` rows and one of B PANEL_COLS

@@ -1,4 +1,4 @@
-/* gemm_prepack.c -- B's panels for all of a product's columns, slice by slice, made once for several products.
+/* gemm_prepack.c -- packs B's panels for all of a product's columns, slice by slice, once for several products.
  *
  *     head | largest magnitude of each panel | panels of slice 0 | panels of slice 1 | ... */
 #include "gemm/gemm_prepack.h"

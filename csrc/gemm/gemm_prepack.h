@@ -1,4 +1,4 @@
-/* gemm_prepack.h -- B packed ahead of the products that read it, for one of our kernels. */
+/* gemm_prepack.h -- packs B ahead of the products that read it, for one of our kernels. */
 #ifndef ORT_GEMM_PREPACK_H
 #define ORT_GEMM_PREPACK_H
 

@@ -1,4 +1,4 @@
-/* gemm_product.c -- what the strides of a product say: where its pairs lie, which batches are one, what BLAS can take. */
+/* gemm_product.c -- reads a product's strides: where its pairs lie, which batches are one, what BLAS can take. */
 #include "gemm/gemm_product.h"
 
 #include <limits.h>

@@ -1,4 +1,4 @@
-/* gemm_reference.c -- a matrix product of our own, for whatever no library takes: machines without a BLAS, operands
+/* gemm_reference.c -- multiplies matrices where no library does: machines without a BLAS, operands
  * without a unit stride, 16-bit floats that torch is slow at, integers.
  *
  * C is cut into tiles. For each tile, slices of A and B are widened to the type sums are kept in (float, double, or

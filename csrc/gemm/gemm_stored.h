@@ -1,4 +1,4 @@
-/* gemm_stored.h -- template of gemm_reference.c: what is stored as S and summed as T, in and out.
+/* gemm_stored.h -- serves gemm_reference.c as a template: what is stored as S and summed as T, in and out.
  *
  * WIDEN and NARROW go from S to T and back; without NARROW it is only read. NAME(f) is f_TYPE. TYPE and S are forgotten
  * at the end. */

@@ -1,4 +1,4 @@
-/* gemm_table.c -- an open-addressed table of words, one an entry: the class above, the way in the lowest bits. */
+/* gemm_table.c -- keeps an open-addressed table of words, one an entry: the class above, the way in the lowest bits. */
 #include "gemm/gemm_table.h"
 
 #include "core/parallel.h"

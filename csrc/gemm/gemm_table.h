@@ -1,4 +1,4 @@
-/* gemm_table.h -- which way products go where measuring, or the user, has said so; gemm.c asks before its own order.
+/* gemm_table.h -- says which way products go where measuring, or the user, has said so; gemm.c asks it first.
  *
  * Products are told apart by class: types, which operands are transposed, sizes rounded up to powers of two, threads.
  * One table for the process, safe from any thread; an entry is never removed, only replaced. */

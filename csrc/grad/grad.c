@@ -1,4 +1,4 @@
-/* grad.c -- the gradient driver.
+/* grad.c -- drives the building of gradients.
  *
  * Walks the program backwards. An operator's rule states the maths; only here are contributions added up, broadcast
  * dimensions summed away and types cast back. Nothing is computed for values that need no gradient, because rules ask

@@ -1,4 +1,4 @@
-/* grad.h -- reverse-mode differentiation of a specialised graph. */
+/* grad.h -- differentiates a specialised graph in reverse mode. */
 #ifndef ORT_GRAD_GRAD_H
 #define ORT_GRAD_GRAD_H
 

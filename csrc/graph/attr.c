@@ -1,4 +1,4 @@
-/* attr.c -- reading a node's attributes and constant operands. */
+/* attr.c -- reads a node's attributes and constant operands. */
 #include "ops/op.h"
 
 #include <string.h>

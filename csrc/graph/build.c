@@ -1,4 +1,4 @@
-/* build.c -- emit: the one way a node gets into a specialised graph.
+/* build.c -- emits nodes: the one way a node gets into a specialised graph.
  *
  * lower -> reuse an equal node -> infer -> simplify -> fold -> append. Each step may end it. */
 #include "core/hash.h"

@@ -1,4 +1,4 @@
-/* emit.h -- the usual nodes, emitted in a line each. Where a node would change nothing, *out is x itself. */
+/* emit.h -- emits the usual nodes in a line each. Where a node would change nothing, *out is x itself. */
 #ifndef ORT_GRAPH_EMIT_H
 #define ORT_GRAPH_EMIT_H
 

@@ -1,4 +1,4 @@
-/* graph.c -- the structure: making nodes and values, keeping uses true, replacing, removing. */
+/* graph.c -- keeps the structure: makes nodes and values, keeps uses true, replaces, removes. */
 #include "core/size.h"
 #include "ops/op.h"
 

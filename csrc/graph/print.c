@@ -1,4 +1,4 @@
-/* print.c -- a graph as text, for people and for tests that compare before and after.
+/* print.c -- prints a graph as text, for people and for tests that compare before and after.
  *
  *   input %0 x float32[2, 3] grad
  *   %5 = MatMul(%0 x, %1 w) float32[2, 4]  ; /fc1

@@ -1,4 +1,4 @@
-/* triton.h -- which operators may become Triton kernels (docs/architecture/triton.md): what a pass and a family ask. */
+/* triton.h -- says which operators may become Triton kernels (docs/architecture/triton.md), to a pass and a family. */
 #ifndef ORT_GRAPH_TRITON_H
 #define ORT_GRAPH_TRITON_H
 

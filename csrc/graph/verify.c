@@ -1,4 +1,4 @@
-/* verify.c -- what must be true of every graph, checked after each stage and pass in test builds.
+/* verify.c -- checks what must be true of every graph, after each stage and pass in test builds.
  *
  * Structure first (each value has one place it comes from, order is topological, uses and operands say the same), then,
  * for specialised graphs, types and shapes: they must be what the operators infer from their operands. */

@@ -1,4 +1,4 @@
-/* names.c -- a hash table that never grows: the number of names is known beforehand. */
+/* names.c -- keeps a hash table that never grows: the number of names is known beforehand. */
 #include "onnx/names.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* names.h -- what each name of a file stands for. */
+/* names.h -- says what each name of a file stands for. */
 #ifndef ORT_ONNX_NAMES_H
 #define ORT_ONNX_NAMES_H
 

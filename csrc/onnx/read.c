@@ -1,4 +1,4 @@
-/* read.c -- ONNX bytes into a model graph: names become pointers, nodes get their records, and what the records do not
+/* read.c -- reads ONNX bytes into a model graph: names become pointers, nodes get records, and what these do not
  * allow is refused with a sentence that names the node. */
 #include "onnx/read.h"
 

@@ -1,4 +1,4 @@
-/* read.h -- ONNX bytes into a model graph. */
+/* read.h -- reads ONNX bytes into a model graph. */
 #ifndef ORT_ONNX_READ_H
 #define ORT_ONNX_READ_H
 

@@ -1,4 +1,4 @@
-/* scan.c -- one walk over the wire format, before the protobuf library parses it.
+/* scan.c -- walks over the wire format once, before the protobuf library parses it.
  *
  * The library recurses as deep as the file says, keeps a copy of every field it does not know, and needs up to a few
  * hundred bytes for a message of two. So a small hostile file could overflow the stack or fill the memory. Here a

@@ -1,4 +1,4 @@
-/* scan.h -- what is checked of a file's bytes before the protobuf library sees them. */
+/* scan.h -- checks a file's bytes before the protobuf library sees them. */
 #ifndef ORT_ONNX_SCAN_H
 #define ORT_ONNX_SCAN_H
 

@@ -1,4 +1,4 @@
-/* tensor.c -- the elements of a TensorProto: as raw bytes, or as a list of one of its four number types. */
+/* tensor.c -- reads the elements of a TensorProto: as raw bytes, or as a list of one of its four number types. */
 #include "onnx/tensor.h"
 
 #include <inttypes.h>

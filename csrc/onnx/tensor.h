@@ -1,4 +1,4 @@
-/* tensor.h -- TensorProto and our tensors. */
+/* tensor.h -- turns a TensorProto into our tensor, and back. */
 #ifndef ORT_ONNX_TENSOR_H
 #define ORT_ONNX_TENSOR_H
 

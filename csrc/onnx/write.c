@@ -1,4 +1,4 @@
-/* write.c -- a graph into ONNX bytes: messages that point into the graph, packed at once. */
+/* write.c -- writes a graph into ONNX bytes: messages that point into the graph, packed at once. */
 #include "onnx/write.h"
 
 #include "onnx/names.h"

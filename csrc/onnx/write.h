@@ -1,4 +1,4 @@
-/* write.h -- a graph into ONNX bytes. */
+/* write.h -- writes a graph into ONNX bytes. */
 #ifndef ORT_ONNX_WRITE_H
 #define ORT_ONNX_WRITE_H
 

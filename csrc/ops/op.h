@@ -1,4 +1,4 @@
-/* op.h -- the operator record: everything the engine knows about an operator is a member of it. */
+/* op.h -- defines the operator record: everything the engine knows about an operator is a member of it. */
 #ifndef ORT_OPS_OP_H
 #define ORT_OPS_OP_H
 

@@ -1,4 +1,4 @@
-/* queries.h -- what a pass may ask of families of operators, and what it may have them emit. */
+/* queries.h -- says what a pass may ask of families of operators, and what it may have them emit. */
 #ifndef ORT_OPS_QUERIES_H
 #define ORT_OPS_QUERIES_H
 

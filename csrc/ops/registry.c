@@ -1,4 +1,4 @@
-/* registry.c -- the families, and the way from a name to a record. An operator is added as a row of ops/pointwise/operators.h,
+/* registry.c -- finds a record by its name in the families. An operator is added as a row of ops/pointwise/operators.h,
  * or in its family's file only. */
 #include "ops/op.h"
 

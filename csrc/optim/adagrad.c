@@ -1,4 +1,4 @@
-/* adagrad.c -- Adagrad: Duchi, Hazan and Singer, 2011.
+/* adagrad.c -- updates by Adagrad: Duchi, Hazan and Singer, 2011.
  *
  *     g' = f g + l2 p
  *     s += g'²

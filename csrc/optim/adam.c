@@ -1,4 +1,4 @@
-/* adam.c -- Adam: Kingma and Ba, 2015; AdamW: Loshchilov and Hutter, 2019; AMSGrad: Reddi, Kale and Kumar, 2018.
+/* adam.c -- updates by Adam: Kingma and Ba, 2015; AdamW: Loshchilov and Hutter, 2019; AMSGrad: Reddi and others, 2018.
  *
  *     g' = f g + l2 p                          f: of the gradient, l2: weight decay of ADAM_L2
  *     m += (1 - b1) (g' - m)

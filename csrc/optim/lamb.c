@@ -1,4 +1,4 @@
-/* lamb.c -- LAMB: You et al., 2020 (arXiv 1904.00962), algorithm 2 with φ(z) = z.
+/* lamb.c -- updates by LAMB: You et al., 2020 (arXiv 1904.00962), algorithm 2 with φ(z) = z.
  *
  *     m += (1 - b1) (f g - m)
  *     v  = b2 v + (1 - b2) (f g)²

@@ -1,4 +1,4 @@
-/* sgd.c -- stochastic gradient descent with momentum (Polyak, 1964; Nesterov: Sutskever et al., 2013).
+/* sgd.c -- updates by stochastic gradient descent with momentum (Polyak, 1964; Nesterov: Sutskever et al., 2013).
  *
  *     g' = f g + l2 p
  *     b  = momentum b + (1 - dampening) g'     without b: d = g'

@@ -1,4 +1,4 @@
-/* tiles.h -- many tensors cut into tiles, which are shared out among the threads. */
+/* tiles.h -- cuts many tensors into tiles, which are shared out among the threads. */
 #ifndef ORT_OPTIM_TILES_H
 #define ORT_OPTIM_TILES_H
 

@@ -1,4 +1,4 @@
-/* update.c -- what all rules share. Tiles of float32 (float64) tensors are updated where they lie; others by way of a
+/* update.c -- does what all rules share. Tiles of float32 (float64) tensors are updated where they lie; others in a
  * tile in the first-level cache. */
 #include "optim/update.h"
 

@@ -1,4 +1,4 @@
-/* update.h -- an optimizer's step over many tensors, in one pass over their memory; and the rules there are.
+/* update.h -- does an optimizer's step over many tensors, in one pass over their memory, by rule.
  *
  * A rule is what an optimizer does to one element. Everything around it is the same for all: types, threads, scaled
  * and clipped gradients, float32 weights of 16-bit parameters, gradients that are cleared. */

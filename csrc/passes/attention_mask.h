@@ -1,4 +1,4 @@
-/* attention_mask.h -- what a mask of attention hides: keys that data names, and what is known when a plan is made. */
+/* attention_mask.h -- says what a mask of attention hides: keys that data names, and what a plan knows. */
 #ifndef ORT_PASSES_ATTENTION_MASK_H
 #define ORT_PASSES_ATTENTION_MASK_H
 

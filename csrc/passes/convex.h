@@ -1,4 +1,4 @@
-/* convex.h -- whether nodes can run at once: nothing outside a group stands between two of its members. */
+/* convex.h -- says whether nodes can run at once: nothing outside a group stands between two of its members. */
 #ifndef ORT_PASSES_CONVEX_H
 #define ORT_PASSES_CONVEX_H
 

@@ -1,4 +1,4 @@
-/* made_by.h -- which pass made a node: a pass's nodes have the ids that were given while it ran. */
+/* made_by.h -- says which pass made a node: a pass's nodes have the ids that were given while it ran. */
 #ifndef ORT_PASSES_MADE_BY_H
 #define ORT_PASSES_MADE_BY_H
 

@@ -1,4 +1,4 @@
-/* pipeline.h -- the passes, in the order they run. A pass is a file with rules, and a row in pipeline.c. */
+/* pipeline.h -- lists the passes, in the order they run. A pass is a file with rules, and a row in pipeline.c. */
 #ifndef ORT_PASSES_PIPELINE_H
 #define ORT_PASSES_PIPELINE_H
 

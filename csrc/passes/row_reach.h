@@ -1,4 +1,4 @@
-/* row_reach.h -- which rows of a batch of sequences can reach a result?
+/* row_reach.h -- says which rows of a batch of sequences can reach a result.
  *
  * Everything computed from tokens of a batch [B, S] has B * S rows at first. Let some of them hold anything at all: which
  * parts of which values may change? What is computed row by row changes in the same rows; attention passes a row on to

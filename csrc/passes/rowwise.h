@@ -1,4 +1,4 @@
-/* rowwise.h -- computing a tensor's rows that are wanted, and no others.
+/* rowwise.h -- computes a tensor's rows that are wanted, and no others.
  *
  * A *row* is what lies at one place of a tensor's leading axes: of [B, S, H] and of [B * S, H] each of N = B * S rows.
  * Of nodes that compute every row from the same row of their operands (linear layers, norms, activations, dropout,

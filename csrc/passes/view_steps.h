@@ -1,4 +1,4 @@
-/* view_steps.h -- what stands between a value and its only reader: Reshapes, Transposes, Expands, and Casts. */
+/* view_steps.h -- finds what stands between a value and its only reader: Reshapes, Transposes, Expands, and Casts. */
 #ifndef ORT_PASSES_VIEW_STEPS_H
 #define ORT_PASSES_VIEW_STEPS_H
 

@@ -1,4 +1,4 @@
-/* compile.c -- specialise, rewrite, differentiate, rewrite, plan. */
+/* compile.c -- specialises, rewrites, differentiates, rewrites, plans. */
 #include "plan/compile.h"
 
 #include "core/size.h"

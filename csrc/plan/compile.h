@@ -1,4 +1,4 @@
-/* compile.h -- the whole way from a model and the shapes of its inputs to a plan. */
+/* compile.h -- goes the whole way from a model and the shapes of its inputs to a plan. */
 #ifndef ORT_PLAN_COMPILE_H
 #define ORT_PLAN_COMPILE_H
 

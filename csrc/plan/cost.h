@@ -1,4 +1,4 @@
-/* cost.h -- how long nodes take, estimated from what they multiply and move. */
+/* cost.h -- estimates how long nodes take from what they multiply and move. */
 #ifndef ORT_PLAN_COST_H
 #define ORT_PLAN_COST_H
 

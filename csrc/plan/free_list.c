@@ -1,4 +1,4 @@
-/* free_list.c -- free ranges of addresses as a treap: taking and giving back take logarithmic time. */
+/* free_list.c -- keeps free ranges of addresses as a treap: taking and giving back take logarithmic time. */
 #include "plan/free_list.h"
 
 #include "core/hash.h"

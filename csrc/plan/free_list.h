@@ -1,4 +1,4 @@
-/* free_list.h -- inside of this folder: what is free of an address space while blocks come and go, the lowest place first. */
+/* free_list.h -- keeps what is free of an address space while blocks come and go, the lowest place first. */
 #ifndef ORT_PLAN_FREE_LIST_H
 #define ORT_PLAN_FREE_LIST_H
 

@@ -1,4 +1,4 @@
-/* offsets.c -- greedy placement: blocks in some order, each at the lowest offset that is free for its whole life.
+/* offsets.c -- places blocks greedily: in some order, each at the lowest offset that is free for its whole life.
  *
  * Which order is best depends on the graph, so a few are tried, the usual winner first; reaching the lower bound ends
  * the search, and it is reached more often than not.

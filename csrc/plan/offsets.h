@@ -1,4 +1,4 @@
-/* offsets.h -- the pure part of planning memory: lifetimes in, offsets out. Knows nothing of nodes or kernels. */
+/* offsets.h -- plans memory, purely: lifetimes in, offsets out. Knows nothing of nodes or kernels. */
 #ifndef ORT_PLAN_OFFSETS_H
 #define ORT_PLAN_OFFSETS_H
 

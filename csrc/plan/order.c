@@ -1,4 +1,4 @@
-/* order.c -- which nodes run before forward returns, and which wait for backward. */
+/* order.c -- says which nodes run before forward returns, and which wait for backward. */
 #include "plan/plan.h"
 
 status order_make(graph *g, const layout *where, const node ***out, int *count, int *n_forward) {

@@ -1,4 +1,4 @@
-/* peak.h -- when a plan's arena holds the most, and what is the largest there. */
+/* peak.h -- says when a plan's arena holds the most, and what is the largest there. */
 #ifndef ORT_PLAN_PEAK_H
 #define ORT_PLAN_PEAK_H
 

@@ -1,4 +1,4 @@
-/* plan.h -- a specialised graph becomes a flat array of instructions over one arena.
+/* plan.h -- turns a specialised graph into a flat array of instructions over one arena.
  *
  * One arena serves a run, forward and backward: values that backward needs are simply blocks whose life crosses from
  * the first part of the program to the second. Its size is known before anything is allocated.

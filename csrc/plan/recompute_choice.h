@@ -1,4 +1,4 @@
-/* recompute_choice.h -- the pure part of recomputation: which values backward computes again, or gets from elsewhere.
+/* recompute_choice.h -- chooses, purely, which values backward computes again, or gets from elsewhere.
  *
  * Steps and values are numbers here; it knows nothing of nodes or kernels. A value that forward makes and backward reads
  * is kept from one to the other, or it is made *again* right before backward reads it first, by its step, from what is

@@ -1,4 +1,4 @@
-/* recompute_clusters.h -- what can be made again, in clusters that users can name: places where the same operators do it. */
+/* recompute_clusters.h -- names what can be made again, in clusters: places where the same operators do it. */
 #ifndef ORT_PLAN_RECOMPUTE_CLUSTERS_H
 #define ORT_PLAN_RECOMPUTE_CLUSTERS_H
 

@@ -1,4 +1,4 @@
-/* recompute_simulation.h -- inside of this folder: a step of training with some values made again, in bytes and cost. */
+/* recompute_simulation.h -- simulates a step of training with some values made again, in bytes and cost. */
 #ifndef ORT_PLAN_RECOMPUTE_SIMULATION_H
 #define ORT_PLAN_RECOMPUTE_SIMULATION_H
 

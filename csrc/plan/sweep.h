@@ -1,4 +1,4 @@
-/* sweep.h -- how many bytes are needed at each time, from lives: the one sweep that finds when these are the most. */
+/* sweep.h -- counts the bytes that are needed at each time, from lives: one sweep finds when these are the most. */
 #ifndef ORT_PLAN_SWEEP_H
 #define ORT_PLAN_SWEEP_H
 

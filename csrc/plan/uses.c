@@ -1,4 +1,4 @@
-/* uses.c -- what memory instructions use that is not the arena's. */
+/* uses.c -- says what memory instructions use that is not the arena's. */
 #include "plan/plan.h"
 
 typedef void use_fn(const operand *o, int t, void *arg);

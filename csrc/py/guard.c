@@ -1,4 +1,4 @@
-/* guard.c -- _core.Watch: did anything change that a captured graph assumes about its module?
+/* guard.c -- defines _core.Watch: did anything change that a captured graph assumes about its module?
  *
  * A Watch remembers the contents of dicts and lists, attributes of classes, and the classes of objects. An entry that
  * is a plain tensor is remembered by its class, type, shape, device and need for a gradient: another tensor of the same

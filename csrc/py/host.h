@@ -1,4 +1,4 @@
-/* host.h -- an object of Python's as the host of a plan or a run. */
+/* host.h -- uses an object of Python's as the host of a plan or a run. */
 #ifndef ORT_PY_HOST_H
 #define ORT_PY_HOST_H
 

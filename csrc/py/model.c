@@ -1,4 +1,4 @@
-/* model.c -- _core.Model: an ONNX model that was read once, from which plans are made for shapes. */
+/* model.c -- defines _core.Model: an ONNX model that was read once, from which plans are made for shapes. */
 #include "core/memory.h"
 #include "cuda/host/compile.h"
 #include "exec/exec.h"

@@ -1,4 +1,4 @@
-/* module.c -- ortmodule._core: the module and its functions. */
+/* module.c -- defines ortmodule._core: the module and its functions. */
 #include "py/py.h"
 
 #include "core/limit.h"

@@ -1,4 +1,4 @@
-/* number.c -- _core.Number: an int64 on its way from a GPU, for Python. */
+/* number.c -- defines _core.Number: an int64 on its way from a GPU, for Python. */
 #include "cuda/host/driver.h"
 #include "py/py.h"
 

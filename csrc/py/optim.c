@@ -1,4 +1,4 @@
-/* optim.c -- the optimizers' update over lists of torch tensors. */
+/* optim.c -- updates lists of torch tensors by the optimizers' rules. */
 #include "cuda/kernels/optim.h"
 #include "optim/update.h"
 #include "py/py.h"

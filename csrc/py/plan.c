@@ -1,4 +1,4 @@
-/* plan.c -- _core.Plan: what it is, and what it can be asked (run.c runs it). */
+/* plan.c -- defines _core.Plan: what it is, and what it can be asked (run.c runs it). */
 #include "py/plan.h"
 
 #include "onnx/write.h"

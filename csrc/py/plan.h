@@ -1,4 +1,4 @@
-/* plan.h -- the object behind _core.Plan, for the files that know it. */
+/* plan.h -- declares the object behind _core.Plan, for the files that know it. */
 #ifndef ORT_PY_PLAN_H
 #define ORT_PY_PLAN_H
 

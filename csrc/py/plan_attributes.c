@@ -1,4 +1,4 @@
-/* plan_attributes.c -- What _core.Plan says of itself without being run: its attributes. */
+/* plan_attributes.c -- says what _core.Plan is without running it: its attributes. */
 #include "plan/cost.h"
 #include "py/plan.h"
 

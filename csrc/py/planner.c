@@ -1,4 +1,4 @@
-/* planner.c -- recompute(...): the choice of what is computed again, or offloaded, asked without a graph. */
+/* planner.c -- chooses what is computed again, or offloaded, without a graph: recompute(...). */
 #include "plan/recompute_choice.h"
 #include "py/py.h"
 

@@ -1,4 +1,4 @@
-/* py.h -- what the files of this folder share. The only folder that includes Python.h. */
+/* py.h -- declares what the files of this folder share. The only folder that includes Python.h. */
 #ifndef ORT_PY_PY_H
 #define ORT_PY_PY_H
 

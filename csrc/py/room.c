@@ -1,4 +1,4 @@
-/* room.c -- _core.OffloadRoom: where activations of one run wait for backward outside of its arena. */
+/* room.c -- defines _core.OffloadRoom: where activations of one run wait for backward outside of its arena. */
 #include "cuda/host/pinned.h"
 #include "py/plan.h"
 

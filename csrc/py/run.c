@@ -1,4 +1,4 @@
-/* run.c -- forward and backward of _core.Plan, over memory that Python owns. */
+/* run.c -- runs forward and backward of _core.Plan, over memory that Python owns. */
 #include "core/torch_lib.h"
 #include "cuda/host/pinned.h"
 #include "cuda/host/redzones.h"

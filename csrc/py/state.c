@@ -1,4 +1,4 @@
-/* state.c -- the state of ortmodule._core, and the way from a status to an exception. */
+/* state.c -- keeps the state of ortmodule._core, and turns a status into an exception. */
 #include "py/py.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* tensor.c -- torch tensors as addresses, through the C function table that torch publishes for DLPack.
+/* tensor.c -- reads torch tensors as addresses, through the C function table that torch publishes for DLPack.
  *
  * Nothing of torch is included: the structures below are the DLPack 1.x interface. */
 #include "core/digest.h"

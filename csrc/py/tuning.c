@@ -1,4 +1,4 @@
-/* tuning.c -- the tables of measured ways to multiply, for Python, which keeps them in files (ortmodule/engine/autotune.py). */
+/* tuning.c -- gives Python the tables of measured ways to multiply, which engine/autotune.py keeps in files. */
 #include "cuda/kernels/triton.h"
 #include "cuda/libraries/attention.h"
 #include "cuda/libraries/blas.h"

@@ -1,4 +1,4 @@
-/* specialise.h -- a model becomes a graph of one plan: every type and shape a number. */
+/* specialise.h -- turns a model into the graph of one plan: every type and shape a number. */
 #ifndef ORT_SHAPE_SPECIALISE_H
 #define ORT_SHAPE_SPECIALISE_H
 

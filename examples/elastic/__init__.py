@@ -1,1 +1,1 @@
-"""A training that goes on when a process is killed, and with another number of processes."""
+"""Goes on with a training when a process is killed, and with another number of processes."""

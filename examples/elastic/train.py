@@ -1,5 +1,4 @@
-"""A small language model that is sharded by FSDP2 goes on from its last checkpoint: after a process was killed, and on
-another number of processes.
+"""Trains a small language model that FSDP2 shards, and goes on from its last checkpoint.
 
     torchrun --nproc-per-node 2 --max-restarts 3 -m examples.elastic.train --folder checkpoints --steps 200
     torchrun --nproc-per-node 4 -m examples.elastic.train --folder checkpoints --steps 400

@@ -1,4 +1,4 @@
-"""WordNet's glosses, each labelled with the lexicographer file it comes from (Debian's package wordnet-base)."""
+"""Reads WordNet's glosses, each labelled with the lexicographer file it comes from (Debian's package wordnet-base)."""
 
 import random
 from collections import Counter

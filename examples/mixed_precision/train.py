@@ -1,4 +1,4 @@
-"""A small GPT-2 learns to add, in mixed precision: ORTModule, FusedAdam and FP16_Optimizer together.
+"""Teaches a small GPT-2 to add, in mixed precision: ORTModule, FusedAdam and FP16_Optimizer together.
 
     python -m examples.mixed_precision.train                    with DeepSpeed, where it is installed
     python -m examples.mixed_precision.train --plain            with PyTorch's autocast and GradScaler

@@ -1,4 +1,4 @@
-"""A language model whose rows are split among processes by their tokens (context parallelism).
+"""Trains a language model whose rows are split among processes by their tokens (context parallelism).
 
     python -m examples.parallel.context_parallel                         two processes of this machine, over gloo
     torchrun --nproc-per-node 8 -m examples.parallel.context_parallel --length 8192

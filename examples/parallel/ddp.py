@@ -1,4 +1,4 @@
-"""A language model on several processes by DistributedDataParallel: each has its own rows.
+"""Trains a language model on several processes by DistributedDataParallel: each has its own rows.
 
     python -m examples.parallel.ddp                                      two processes of this machine, over gloo
     python -m examples.parallel.ddp --accumulate 4 --hook bf16

@@ -1,4 +1,4 @@
-"""A language model under DeepSpeed: ZeRO 1 to 3 with FusedAdam and FP16_Optimizer, or its pipelines.
+"""Trains a language model under DeepSpeed: ZeRO 1 to 3 with FusedAdam and FP16_Optimizer, or its pipelines.
 
     python -m examples.parallel.deepspeed_zero                           two processes of this machine, over gloo
     python -m examples.parallel.deepspeed_zero --stage 3

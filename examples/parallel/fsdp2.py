@@ -1,4 +1,4 @@
-"""A language model whose weights, gradients and optimizer states are split among processes by FSDP2.
+"""Trains a language model whose weights, gradients and optimizer states are split among processes by FSDP2.
 
     python -m examples.parallel.fsdp2                                    two processes of this machine, over gloo
     torchrun --nproc-per-node 8 -m examples.parallel.fsdp2 --dtype bfloat16

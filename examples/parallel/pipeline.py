@@ -1,4 +1,4 @@
-"""A language model whose layers are split among processes, which micro-batches pass one after the other (pipelines).
+"""Trains a language model whose layers are split among processes, which micro-batches pass in turn (pipelines).
 
     python -m examples.parallel.pipeline                                 two processes of this machine, over gloo
     python -m examples.parallel.pipeline --schedule interleaved          each has two stages

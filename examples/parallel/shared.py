@@ -1,4 +1,4 @@
-"""What the examples of many processes share: a language model of bytes, the text that it learns, and how a rank trains.
+"""Holds what the examples of many processes share: a language model of bytes, its text, a rank's training.
 
 A module of these starts itself on several processes of this machine, over gloo, or over NCCL where there are GPUs::
 

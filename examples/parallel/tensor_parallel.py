@@ -1,4 +1,4 @@
-"""A language model whose layers' matrices are split among processes (tensor parallelism), on a mesh of one or two axes.
+"""Trains a language model whose layers' matrices are split among processes, on a mesh of one or two axes.
 
     python -m examples.parallel.tensor_parallel                          two processes of this machine, over gloo
     python -m examples.parallel.tensor_parallel --sequence               tokens are split, too, between the products

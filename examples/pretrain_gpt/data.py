@@ -1,4 +1,4 @@
-"""The King James Bible (Debian's package bible-kjv) as one long row of byte-pair tokens."""
+"""Reads the King James Bible (Debian's package bible-kjv) as one long row of byte-pair tokens."""
 
 import re
 import shutil

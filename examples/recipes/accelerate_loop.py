@@ -1,4 +1,4 @@
-"""accelerate's plain loop trains a small GPT-2 on Python's reference.
+"""Trains a small GPT-2 on Python's reference in accelerate's plain loop.
 
 python -m examples.recipes.accelerate_loop --backend ortmodule
 """

@@ -1,4 +1,4 @@
-"""TRL's DPOTrainer teaches a small GPT-2, trained on Python's reference, to prefer its paragraphs to shuffled ones.
+"""Teaches a small GPT-2, by TRL's DPOTrainer, to prefer paragraphs of Python's reference to shuffled ones.
 
 python -m examples.recipes.dpo --backend ortmodule
 """

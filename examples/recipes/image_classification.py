@@ -1,4 +1,4 @@
-"""A ViT learns scikit-learn's handwritten digits, with transformers' Trainer.
+"""Teaches a ViT scikit-learn's handwritten digits, with transformers' Trainer.
 
 python -m examples.recipes.image_classification --backend ortmodule
 """

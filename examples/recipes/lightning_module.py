@@ -1,4 +1,4 @@
-"""Lightning trains a small GPT-2 on Python's reference: the network is wrapped, not the LightningModule.
+"""Trains a small GPT-2 on Python's reference with Lightning: the network is wrapped, not the LightningModule.
 
 python -m examples.recipes.lightning_module --backend ortmodule
 """

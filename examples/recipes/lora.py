@@ -1,4 +1,4 @@
-"""PEFT's LoRA adapts a small GPT-2, trained on one half of Python's reference, to the other half.
+"""Adapts a small GPT-2, trained on half of Python's reference, to the other half, by PEFT's LoRA.
 
 python -m examples.recipes.lora --backend ortmodule
 """

@@ -1,4 +1,4 @@
-"""A BERT learns to fill masked words of Python's reference in, with transformers' Trainer.
+"""Teaches a BERT to fill masked words of Python's reference in, with transformers' Trainer.
 
 python -m examples.recipes.masked_lm --backend ortmodule
 """

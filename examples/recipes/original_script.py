@@ -1,4 +1,4 @@
-"""A script as it was written for ONNX Runtime's ORTModule: not a line of it knows of this project.
+"""Runs a script as it was written for ONNX Runtime's ORTModule: no line knows of this project.
 
 python -m ortmodule.compat enable        # once; "disable" takes it back
 python -m examples.recipes.original_script

@@ -1,4 +1,4 @@
-"""A BERT finds the answer to a question in a text of facts, with transformers' Trainer.
+"""Teaches a BERT to find the answer to a question in a text of facts, with transformers' Trainer.
 
 python -m examples.recipes.question_answering --backend ortmodule
 

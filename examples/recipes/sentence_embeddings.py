@@ -1,4 +1,4 @@
-"""sentence-transformers learns which two halves of a paragraph belong together.
+"""Teaches a model, by sentence-transformers, which two halves of a paragraph belong together.
 
 python -m examples.recipes.sentence_embeddings --backend ortmodule
 """

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer teaches a small GPT-2 to go on with paragraphs of Python's reference.
+"""Teaches a small GPT-2, by TRL's SFTTrainer, to go on with paragraphs of Python's reference.
 
 python -m examples.recipes.sft --backend ortmodule
 """

@@ -1,4 +1,4 @@
-"""What the recipes share: settings from the command line, real text from Python's own documentation, and the report."""
+"""Holds what the recipes share: settings from the command line, text from Python's documentation, and the report."""
 
 import functools
 import json

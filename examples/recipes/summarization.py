@@ -1,4 +1,4 @@
-"""A T5 learns to say in a line what a function or a class of Python's library is for, from the rest of its docstring.
+"""Teaches a T5 to say in a line what a function or class is for, from its docstring.
 
 python -m examples.recipes.summarization --backend ortmodule
 """

@@ -1,4 +1,4 @@
-"""A BERT names the kind of each token of Python's own sources: keyword, name, operator, number, text, comment.
+"""Teaches a BERT the kind of each token of Python's own sources: keyword, name, operator, number, text, comment.
 
 python -m examples.recipes.token_classification --backend ortmodule
 """

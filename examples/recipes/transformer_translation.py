@@ -1,4 +1,4 @@
-"""An nn.Transformer translates names from English to German, in a plain loop: the pairs of `translation.py`.
+"""Teaches an nn.Transformer to translate names from English to German, in a plain loop.
 
 python -m examples.recipes.transformer_translation --backend ortmodule
 """

@@ -1,4 +1,4 @@
-"""A T5 translates names of languages, countries and currencies from English to German (the package babel has them).
+"""Teaches a T5 to translate names of languages, countries and currencies from English to German (package babel).
 
 python -m examples.recipes.translation --backend ortmodule
 """

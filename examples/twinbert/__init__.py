@@ -1,1 +1,1 @@
-"""TwinBERT with DeepSpeed, ORTModule, FusedAdam and FP16_Optimizer."""
+"""Trains TwinBERT with DeepSpeed, ORTModule, FusedAdam and FP16_Optimizer."""

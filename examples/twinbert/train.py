@@ -1,4 +1,4 @@
-"""TwinBERT: two towers of one encoder, and a layer that crosses their vectors, learn which verse follows another.
+"""Trains TwinBERT: two towers of one encoder and a layer across learn which verse follows another.
 
     python -m examples.twinbert.train                                all four settings, two processes each: a table
     python -m examples.twinbert.train --settings deepspeed-ortmodule --steps 200 --text book.txt

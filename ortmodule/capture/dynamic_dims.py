@@ -19,7 +19,6 @@ from torch import nn
 
 from ortmodule.capture import export_cache, pattern_rewriter
 from ortmodule.capture.loops.loop import Loop, look
-from ortmodule.capture.loops.sequence import Unrepeatable
 from ortmodule.capture.numbers.data_numbers import DOWN, UP, Numbers
 from ortmodule.capture.output_aliasing import View, agreed, check_places
 from ortmodule.capture.scalar_guards import line_of_error
@@ -28,7 +27,15 @@ from ortmodule.capture.trace_comparison import difference, hide_sizes, located
 from ortmodule.capture.trace_record import Trace, Write
 from ortmodule.capture.trace_sizes import BATCH, Dim, Dims, Sizes
 from ortmodule.core import pytree, torch_private
-from ortmodule.core.errors import CaptureError, ExportError, MissingPrivate, NotTraceable, Unclear
+from ortmodule.core.errors import (
+    CaptureError,
+    ExportError,
+    MissingPrivate,
+    NotTraceable,
+    TraceFailed,
+    Unclear,
+    Unrepeatable,
+)
 from ortmodule.core.names import STATE
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.opaque_regions import Opaque
@@ -42,13 +49,7 @@ WAYS = ((DOWN, False), (UP, False), (DOWN, True))
 _MISSING = object()
 
 
-class _Failed(Exception):
-    """One trace failed."""
-
-    submodule: str | None = None
-
-
-def _blaming(error: CaptureError | _Failed, submodule: str | None) -> Exception:
+def _blaming(error: CaptureError | TraceFailed, submodule: str | None) -> Exception:
     # (No frame may know the exception that it raises: tensors would live on.)
     error.submodule = submodule
     return error
@@ -104,12 +105,12 @@ def capture(
         except ExportError as error:
             raise CaptureError(str(error), error.kind) from error
         except NotTraceable as error:
-            raise _blaming(_Failed(str(error)), getattr(error, "submodule", None)) from None
+            raise _blaming(TraceFailed(str(error)), getattr(error, "submodule", None)) from None
         except Exception as error:
             first = str(error).partition("\n")[0]  # what follows may be the elements of a tensor
             place = line_of_error(error)
             text = f"{type(error).__name__}: {first}" + (f" (a trace fails at {place})" if place else "")
-            raise _blaming(_Failed(text), getattr(error, "submodule", None)) from error
+            raise _blaming(TraceFailed(text), getattr(error, "submodule", None)) from error
 
     dims, model = Dims(tensors, len(tree.resized_tensors()[0]), tree.ranks), None
     with export.CAPTURING:
@@ -234,7 +235,7 @@ class _Short:
             check_places(first.graph, list(views))
             hide_sizes(first, second)
             model = export_cache.exported(first, self._varied, self._opset)
-        except (_Failed, CaptureError, ExportError, Unclear) as error:
+        except (TraceFailed, CaptureError, ExportError, Unclear) as error:
             raise Unrepeatable(str(error)) from None
         first.graph = second.graph = first.module = second.module = None  # type: ignore[assignment]  # nothing needs them
         self.traces.append((first, second))
@@ -312,7 +313,7 @@ def _agreeing(
         failed = True
         try:
             other = _at_one_of(dims.probes(sizes, varied, otherwise), lambda sizes: at(sizes, mine, high=True))
-        except _Failed as error:
+        except TraceFailed as error:
             reason, submodule = str(error), error.submodule
             return None
         failed = False
@@ -338,7 +339,7 @@ def _agreeing(
         try:
             first = at(sizes, numbers)
             other = second(varied) if not first.settled else None
-        except _Failed as error:
+        except TraceFailed as error:
             reason, submodule, other = str(error), error.submodule, None
         if other is None and not varied:
             text = f"traces of two parts of one batch do not agree: {reason}"
@@ -347,10 +348,10 @@ def _agreeing(
 
 
 def _at_one_of(sizes: Sequence[Sizes], at: Callable[[Sizes], Trace]) -> Trace:
-    """A trace at the first of these that there is one for. Raises _Failed."""
+    """A trace at the first of these that there is one for. Raises TraceFailed."""
     *preferred, last = sizes
     for each in preferred:
-        with contextlib.suppress(_Failed):
+        with contextlib.suppress(TraceFailed):
             return at(each)
     return at(last)
 
@@ -373,12 +374,12 @@ def _views(first: Trace, other: Trace) -> dict[int, View]:
 
 
 def _first(at: Callable[..., Trace], dims: Dims, part: int) -> tuple[Trace, Sizes]:
-    cause: _Failed | None = None
+    cause: TraceFailed | None = None
     try:
         for sizes in dims.first_sizes(part):
             try:
                 return at(sizes), sizes
-            except _Failed as error:
+            except TraceFailed as error:
                 cause = error
         raise _blaming(CaptureError(str(cause)), None if cause is None else cause.submodule) from cause
     finally:

@@ -28,6 +28,7 @@ import torch
 from ortmodule import _core
 from ortmodule.capture.trace_record import Trace
 from ortmodule.core import devices
+from ortmodule.core.errors import Uncacheable
 from ortmodule.core.logger import LOGGER, warn_once
 from ortmodule.core.names import PACKAGE
 from ortmodule.core.settings import safe_files
@@ -37,10 +38,6 @@ from ortmodule.lowering import export
 MAGIC = b"ortmodule graph 1\n"
 #: Kinds of nodes whose meaning is an object of this process.
 _OBJECTS = {"ortmodule::call", "prim::PythonOp", "prim::CallFunction", "prim::CallMethod"}
-
-
-class _Uncacheable(Exception):
-    """The key would not say everything; the sentence says why."""
 
 
 class _Current(threading.local):
@@ -70,7 +67,7 @@ def exported(trace: Trace, varied: frozenset, opset: int) -> onnx.ModelProto:
         return make()
     try:
         key = _key(trace, varied, opset)
-    except _Uncacheable as reason:
+    except Uncacheable as reason:
         LOGGER.debug("not cached: %s", reason)
         return make()
     model = _current.cache.get(key)
@@ -144,13 +141,13 @@ class _Hash:
             return
         data = value if isinstance(value, bytes) else repr(value).encode()
         if b" at 0x" in data and not isinstance(value, (bytes, str)):
-            raise _Uncacheable(f"the trace holds a {type(value).__name__}")
+            raise Uncacheable(f"the trace holds a {type(value).__name__}")
         self.digest.update(f"{type(value).__name__} {len(data)}\n".encode() + data)
 
 
 def _key(trace: Trace, varied: frozenset, opset: int) -> str:
     if any(group._functions._overrides for group in symbolic_registry._registry.values()):
-        raise _Uncacheable("there are translations of operators that are not torch's")
+        raise Uncacheable("there are translations of operators that are not torch's")
     digest = _Hash()
     digest.add(_versions())
     digest.add((opset, sorted(varied), trace.module.training, *_modes()))
@@ -167,12 +164,12 @@ def _add_nodes(digest: _Hash, block: Any) -> None:
     """What the printed graph shortens or leaves out."""
     for node in block.nodes():
         if node.kind() in _OBJECTS:
-            raise _Uncacheable(f"the graph has a {node.kind()}")
+            raise Uncacheable(f"the graph has a {node.kind()}")
         digest.add((node.kind(), node.scopeName()))
         for name in node.attributeNames():
             kind = node.kindOf(name)
             if kind in ("g", "gs"):
-                raise _Uncacheable(f"{node.kind()} has a graph inside")
+                raise Uncacheable(f"{node.kind()} has a graph inside")
             value = node.output().toIValue() if kind == "ival" else getattr(node, kind)(name)
             digest.add((name, kind, str(value) if kind in ("ty", "tys") else value))
         for inner in node.blocks():

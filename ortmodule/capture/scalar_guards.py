@@ -30,6 +30,7 @@ from torch.nn.modules import module as nn_module
 from ortmodule.capture.numbers.read_causes import DATA, NOTHING, RANDOM, SIZE, causes, causes_of_size
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.names import PACKAGE
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.objects.interception import Replacement, replaced
 from ortmodule.core.size_expr import is_number, number_of
 from ortmodule.core.torch_private import (
@@ -307,10 +308,10 @@ def _squeezed(recorder: Recorder, input: torch.Tensor, dim: Any = None) -> None:
 
 def _watched(owner: Any, name: str, watch: Callable[..., None]) -> Replacement:
     """`watch(recorder, tensor, ...)` goes first. Of numbers Python gets what it would have computed."""
-    convert = _CONVERSIONS.get(name)
+    convert: Any = _CONVERSIONS.get(name)
 
-    def make(original):
-        def method(tensor, *args, **kwargs):
+    def make(original: Callable) -> Callable:
+        def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             recorder = active()
             if recorder is not None:
                 with recorder.paused():
@@ -340,8 +341,8 @@ def _from_data(recorder: Recorder, tensor: torch.Tensor, name: str) -> Any:
 def _text(name: str) -> Replacement:
     """Text for people decides nothing; other text is a read."""
 
-    def make(original):
-        def method(tensor, *args, **kwargs):
+    def make(original: Callable) -> Callable:
+        def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             recorder = active()
             if recorder is None:
                 return original(tensor, *args, **kwargs)
@@ -362,8 +363,8 @@ def _text(name: str) -> Replacement:
 def _hashes() -> Replacement:
     """A number that follows from a size finds what is kept under that number, in dictionaries and sets."""
 
-    def make(original):
-        def hash_of(tensor):
+    def make(original: Callable) -> Callable:
+        def hash_of(tensor: torch.Tensor) -> int:
             recorder = active()
             file = sys._getframe(1).f_code.co_filename
             if recorder is None or tensor.dim() or _is_torch(file) or file.startswith(PACKAGE) or not is_number(tensor):
@@ -380,7 +381,7 @@ def _hashes() -> Replacement:
 def _of_numbers(name: str, compute: Callable) -> Replacement:
     """What numbers have and tensors have not: a size is a tensor while it is traced."""
 
-    def method(tensor, *args):
+    def method(tensor: torch.Tensor, *args: Any) -> Any:
         if active() is None or not is_number(tensor):
             raise TypeError(f"type Tensor doesn't define {name} method")
         return compute(tensor, *args)
@@ -391,8 +392,8 @@ def _of_numbers(name: str, compute: Callable) -> Replacement:
 def _attribute_reads() -> Replacement:
     """Notes which attributes of modules forward looks at."""
 
-    def make(original):
-        def method(module, name):
+    def make(original: Callable) -> Callable:
+        def method(module: nn.Module, name: str) -> Any:
             recorder = active()
             if recorder is not None:
                 if (id(module), name) not in recorder.attributes:
@@ -414,8 +415,8 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
     if name == "__dict__" and sys._getframe(2).f_code.co_filename == nn_module.__file__:
         return
     sites: set[tuple[types.CodeType, int]] = set()
-    if (dispatcher := getattr(type(module), "_ortmodule", None)) is not None:
-        module = dispatcher.__get__(module).module  # whose dictionary a wrapped module has
+    if (dispatcher := dispatcher_of(module)) is not None:
+        module = dispatcher.module  # whose dictionary a wrapped module has
         sites.add((_note.__code__, -1))
     attributes = object.__getattribute__(module, "__dict__")
     if type(attributes.get(name, getattr(type(module), name, None))) in WITH_ITEMS:
@@ -489,8 +490,8 @@ def slicing(function: Any, args: tuple) -> Iterator[None]:
 
 
 def _refused(owner: Any, name: str, what: str) -> Replacement:
-    def make(original):
-        def function(*args, **kwargs):
+    def make(original: Callable) -> Callable:
+        def function(*args: Any, **kwargs: Any) -> Any:
             if active() is not None:
                 raise NotTraceable(f"{user_line()} {what}")
             return original(*args, **kwargs)
@@ -503,8 +504,8 @@ def _refused(owner: Any, name: str, what: str) -> Replacement:
 def _tracing_flag() -> Replacement:
     """torch itself has to know; a module may do less when it is traced."""
 
-    def make(original):
-        def is_tracing():
+    def make(original: Callable) -> Callable:
+        def is_tracing() -> bool:
             hidden = getattr(_current, "hidden", False) and active() is not None
             return original() and not (hidden and not _is_torch(sys._getframe(1).f_code.co_filename))
 
@@ -516,8 +517,8 @@ def _tracing_flag() -> Replacement:
 def _checks() -> list[Replacement]:
     """A condition on sizes is a tensor in a trace, and `torch._check` wants a bool."""
 
-    def make(original):
-        def check(error_type, condition, message):
+    def make(original: Callable) -> Callable:
+        def check(error_type: type[Exception], condition: Any, message: Any) -> None:
             traced = isinstance(condition, torch.Tensor) and active() is not None
             return original(error_type, bool(condition) if traced else condition, message)
 
@@ -529,8 +530,8 @@ def _checks() -> list[Replacement]:
 def _weighted() -> Replacement:
     """`l1_loss` does not tell its weight to those who ask what is called, which a trace does."""
 
-    def make(original):
-        def call(function, relevant, *args, **kwargs):
+    def make(original: Callable) -> Callable:
+        def call(function: Callable, relevant: Any, *args: Any, **kwargs: Any) -> Any:
             if function is F.l1_loss and active() is not None:
                 kwargs.setdefault("weight", sys._getframe(1).f_locals.get("weight"))
             return original(function, relevant, *args, **kwargs)

@@ -21,7 +21,7 @@ import torch
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.core import devices, pytree, rng_state
 from ortmodule.core.dtypes import as_pairs
-from ortmodule.core.errors import Raised
+from ortmodule.core.errors import FromElsewhere, Raised
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.objects.tensor_copies import with_attributes
 from ortmodule.core.objects.tensor_memory import memory_of
@@ -58,7 +58,7 @@ def _difference_alone(
     capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree, tuning: Tuning | None
 ) -> str:
     if not capture.trace.nodes and not capture.trace.data_reads and (filled := _nonzero_parameters(tree)):
-        with contextlib.suppress(_Elsewhere):
+        with contextlib.suppress(FromElsewhere):
             return _difference(capture, forward, arguments, tree, filled, tuning)
     return _difference(capture, forward, arguments, tree, {}, tuning)
 
@@ -136,12 +136,8 @@ def _feeds(names: Sequence[str], inputs: Sequence[torch.Tensor], tree: Tree, fil
 
 # --- parameters that are zeros ----------------------------------------------------------------------------------------
 
-_Key = tuple[int, int, torch.Size]  #: where a parameter lies, in which memory, and how large it is
+_Key = tuple[int, int | torch.SymInt, torch.Size]  #: where a parameter lies, in which memory, and how large it is
 _Filled = dict[_Key, torch.Tensor]  #: parameters with other values
-
-
-class _Elsewhere(Exception):
-    """Forward has a parameter from elsewhere than its module."""
 
 
 def _without_overflow(tensor: torch.Tensor) -> torch.Tensor:
@@ -227,8 +223,8 @@ def _tensor_difference(found: torch.Tensor, expected: torch.Tensor, least: float
         return "is not finite in the same places"
     if not off.numel():
         return ""
-    off, largest = off.nan_to_num().max().item(), largest.max().item()
-    return "" if off <= tolerance * largest + 1e-30 else f"is off by {off:.3g} of {largest:.3g}"
+    most, of = off.nan_to_num().max().item(), largest.max().item()
+    return "" if most <= tolerance * of + 1e-30 else f"is off by {most:.3g} of {of:.3g}"
 
 
 # --- without chance ---------------------------------------------------------------------------------------------------
@@ -281,7 +277,7 @@ class _KeepAll(TorchDispatchMode):
     that are not ``alike`` in a graph."""
 
     def __init__(self, filled: Iterable[_Key], alike: Set[str]) -> None:
-        """Raises :class:`_Elsewhere` where one of those tensors is used that ``filled`` stands for."""
+        """Raises :class:`FromElsewhere` where one of those tensors is used that ``filled`` stands for."""
         super().__init__()
         self.random = False
         self._replaced = {memory for memory, *_ in filled}
@@ -294,7 +290,7 @@ class _KeepAll(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if self._replaced and any(memory_of(t) in self._replaced for t in _tensors(args)):
-            raise _Elsewhere
+            raise FromElsewhere
         if torch.Tag.nondeterministic_seeded not in function.tags:
             return function(*args, **kwargs)
         if function is torch.ops.aten.native_dropout.default:

@@ -21,7 +21,7 @@ from ortmodule.capture.calls.checkpoints import met as meeting_checkpoints
 from ortmodule.capture.calls.imports import untraced_imports
 from ortmodule.capture.effects.container_items import changed_items, check_value, settle_refilled, tensors_in
 from ortmodule.capture.effects.filled_caches import check_caches, forget_own, put_resized
-from ortmodule.capture.effects.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
+from ortmodule.capture.effects.side_effects import Hidden, SideEffects, hidden
 from ortmodule.capture.effects.traced_tables import TracedTables
 from ortmodule.capture.numbers import object_reads, size_types, symbolic_numbers, tensor_facts
 from ortmodule.capture.numbers.data_numbers import Numbers
@@ -29,10 +29,10 @@ from ortmodule.capture.numbers.read_causes import DATA, SIZE
 from ortmodule.capture.numbers.tensor_reads import TensorReads, given_to, set_by_forward
 from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.randomness import chance, drawn_values
-from ortmodule.capture.randomness.chance import Chance, DrawsOperand, Moved
-from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, copied_in_trace
+from ortmodule.capture.randomness.chance import Chance
+from ortmodule.capture.trace_mode import Saved, TraceMode, copied_in_trace
 from ortmodule.capture.trace_record import HeldBefore, Source, Trace, Write, path_in, vector
-from ortmodule.core import pytree
+from ortmodule.core import errors, pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
 from ortmodule.core.names import CHANGES_PARAMETER, NOTHING, STATE
@@ -191,12 +191,12 @@ def _record(
                     flat.regions.mark(failure)
                 flat.regions.forget()
                 tree.learn(flat.recorder.attributes, flat.recorder.fields, flat.recorder.sites)
-        if isinstance(failure, (DrawsOperand, Moved)) and not operands:
+        if isinstance(failure, (errors.DrawsOperand, errors.Moved)) and not operands:
             operands = True
             continue
         if saved.keeps_from_now_on() or numbers.calls.new() or _is_known_now(failure, tree):
             continue
-        if isinstance(failure, (Moved, ChangesAround)) and not looking:
+        if isinstance(failure, (errors.Moved, errors.ChangesAround)) and not looking:
             looking = True  # which submodule has done it?
             continue
         if failure is None and changes.are_to_be_found(flat.checkpoints, flat.changes()):
@@ -221,9 +221,9 @@ def _record(
 
 def _is_known_now(failure: Exception | None, tree: Tree) -> bool:
     """Has a trace failed for what the next one knows of the module?"""
-    if isinstance(failure, CountsAttribute):
+    if isinstance(failure, errors.CountsAttribute):
         return tree.count(failure.path, failure.key)
-    return isinstance(failure, WritesParameter) and tree.treat_as_buffer(failure.parameter)
+    return isinstance(failure, errors.WritesParameter) and tree.treat_as_buffer(failure.parameter)
 
 
 def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
@@ -392,8 +392,8 @@ class _Flat(nn.Module):
             if slot.find() is not tensor or tensor._version != version:
                 text = f"forward {CHANGES_PARAMETER} {slot.name}"
                 if slot.find() is tensor and not tensor.requires_grad:
-                    raise WritesParameter(text, tensor)
-                raise ChangesAround(text)
+                    raise errors.WritesParameter(text, tensor)
+                raise errors.ChangesAround(text)
 
     def _entered(self, path: str) -> HeldBefore:
         """PyTorch is about to run an opaque submodule."""
@@ -555,7 +555,7 @@ class _Flat(nn.Module):
             raise NotTraceable(f"forward registers the buffer {slot.name}")
         if place is not None and type(value) in _COUNTERS and type(value) is type(then.attributes.get(key)):
             text = f"{place} reads the attribute {slot.name}, which forward sets to another value"
-            raise CountsAttribute(text, path, key) if type(value) in (int, float) else NotTraceable(text)
+            raise errors.CountsAttribute(text, path, key) if type(value) in (int, float) else NotTraceable(text)
         check_value(f"the attribute {slot.name}", value)
 
     def _writes(self, tensors: Sequence, changed: Sequence[bool]) -> list[torch.Tensor]:

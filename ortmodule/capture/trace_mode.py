@@ -16,7 +16,7 @@ from ortmodule.capture.calls import out_arguments
 from ortmodule.capture.numbers import symbolic_numbers, tensor_facts
 from ortmodule.capture.randomness import chance, drawn_values
 from ortmodule.core import rng_state
-from ortmodule.core.errors import NotTraceable
+from ortmodule.core.errors import DrawsOperand, NotTraceable, WritesParameter
 from ortmodule.core.names import CHANGES_PARAMETER
 from ortmodule.core.objects.tensor_copies import cloned
 from ortmodule.core.objects.tensor_memory import GIVES_MEMORY, is_in_place, is_of_data, memory_of
@@ -54,14 +54,6 @@ class Saved:
         """Whether it has to be traced again, with what is saved."""
         changes, self.keeps = self.asked and not self.keeps, self.keeps or self.asked
         return changes
-
-
-class WritesParameter(NotTraceable):
-    """Forward changes a parameter without a gradient: to a graph it is like a buffer."""
-
-    def __init__(self, reason: str, parameter: torch.Tensor) -> None:
-        super().__init__(reason)
-        self.parameter = parameter
 
 
 class TraceMode(TorchFunctionMode):
@@ -200,7 +192,7 @@ class TraceMode(TorchFunctionMode):
         if self.dtensors is not None and self.dtensors.concern(args, kwargs):
             return self.dtensors.call(function, args, kwargs or {})
         if chance.is_among(args) or (kwargs and chance.is_among(kwargs.values())):
-            raise chance.DrawsOperand(f"{scalar_guards.user_line()} computes with a random number")
+            raise DrawsOperand(f"{scalar_guards.user_line()} computes with a random number")
         if drawn_values.is_among(args):
             function, args, kwargs = drawn_values.given_to_torch(function, args, kwargs or {})
         if not self._looks:

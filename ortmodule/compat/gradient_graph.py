@@ -15,6 +15,7 @@ from torch import nn
 from ortmodule.core.config import Config
 from ortmodule.core.errors import CompatError
 from ortmodule.core.names import DEFAULT_OPSET, INPUT, OPSETS, STATE
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.onnx_utils import without_dead
 from ortmodule.core.settings.safe_files import write_whole
 from ortmodule.debug.graph_dump import ALL_PASSES
@@ -58,7 +59,7 @@ def export_gradient_graph(
     finally:
         for parameter, grad in zip(model.parameters(), before, strict=True):
             parameter.grad = grad
-    graph = wrapped._ortmodule.latest
+    graph = dispatcher_of(wrapped).latest
     parts = [] if graph is None else graph.parts()
     if len(parts) != 1:
         raise CompatError(f"{type(model).__name__} runs in {len(parts)} graphs, so there is none for the file")

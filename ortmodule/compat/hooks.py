@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ortmodule.core.errors import CompatError, ExistingFileError
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.torch_private import traced, tree_map_only
 from ortmodule.host.fallback import THREAD
 
@@ -113,7 +114,7 @@ class _Manager:
         self.unsubscribe()
         self.subscribers, self.step = list(subscribers), 0
         for number, each in enumerate(module.modules()):
-            own: Any = getattr(each, "_ortmodule", None)
+            own = dispatcher_of(each)
             forward = each.forward if own is None else own.module.forward
             # Not a hook: a module with hooks PyTorch runs. What stands here is a part of the graph.
             self._changed.append((vars(each), vars(each).get("forward")))

@@ -7,6 +7,7 @@ from typing import Any
 
 from ortmodule.core.config import PREFIX, Config
 from ortmodule.core.errors import ArgumentTypeError, CompatError
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.module import ORTModule, rewrap
 
 VARIABLE = f"{PREFIX}JSON_CONFIG_PATH"
@@ -23,6 +24,6 @@ def load_from_json(model: Any, path: str | None = None) -> None:
     path = path or os.environ.get(VARIABLE)
     if not path:
         raise CompatError(f"load_from_json() wants a path, or one in {VARIABLE}")
-    given = model._ortmodule.given or Config()
+    given = dispatcher_of(model).given or Config()
     kept = {name: getattr(given, name) for name in given.given}
     rewrap(model, Config(**kept | {"json_config_path": path}))

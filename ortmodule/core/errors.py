@@ -6,10 +6,12 @@ of these the engine raises itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import torch
 
 from ortmodule import _core
 from ortmodule._core import ArgumentError as ArgumentError
@@ -19,6 +21,11 @@ from ortmodule._core import OutOfMemoryError as OutOfMemoryError
 
 if TYPE_CHECKING:
     from ortmodule.core.traced_types import TracedNode
+
+# Objects of later packages that an error carries to where it is caught.
+SlotT = TypeVar("SlotT")
+TableT = TypeVar("TableT")
+VariantT = TypeVar("VariantT")
 
 
 class BypassError(_core.Error):
@@ -95,6 +102,25 @@ class NoOtherGraph(NotInEngine):
     """No graph can be made for a call; those that there are still hold for others."""
 
 
+class Waits(NotInEngine, Generic[VariantT]):
+    """A call whose variant has no graph yet; ``key`` is None, as it may have one the next time."""
+
+    inputs: Sequence[torch.Tensor] | None
+
+    def __init__(self, variant: VariantT | None, reason: str, warning: str) -> None:
+        super().__init__(Cause.TORCH_MODEL, reason)
+        self.variant, self.inputs = variant, None
+        self.warning = warning
+
+
+class NotCaptured(Exception):
+    """A forward that was assigned is not captured, for this ``reason``."""
+
+    def __init__(self, reason: NotInEngine) -> None:
+        super().__init__(reason.reason)
+        self.reason = reason
+
+
 class CallsOwn(BaseException):
     """A forward that was assigned calls the one that it replaces: such calls are not captured as a whole. It goes
     through the user's code, whose handlers of errors must not take it."""
@@ -112,6 +138,63 @@ class NotTraceable(Exception):
 
     node: TracedNode  # of the trace, where one is to blame
     submodule: str | None
+
+
+class ChangesAround(NotTraceable):
+    """Forward changes what is around its module, or containers and objects that attributes hold."""
+
+
+class CountsAttribute(NotTraceable):
+    """Forward reads an attribute that is a number, and sets it to another one."""
+
+    def __init__(self, reason: str, path: str, key: str) -> None:
+        super().__init__(reason)
+        self.path, self.key = path, key
+
+
+class WritesParameter(NotTraceable):
+    """Forward changes a parameter without a gradient: to a graph it is like a buffer."""
+
+    def __init__(self, reason: str, parameter: torch.Tensor) -> None:
+        super().__init__(reason)
+        self.parameter = parameter
+
+
+class DrawsOperand(NotTraceable):
+    """A number that Python draws goes into arithmetic: draws are to be operands in another trace."""
+
+
+class Moved(NotTraceable):
+    """A generator of NumPy's has been drawn from, since the state was looked at last."""
+
+
+class FillsCache(BaseException, Generic[SlotT, TableT]):
+    """Forward fills a cache. It goes through the user's code, whose handlers of errors must not take it."""
+
+    def __init__(
+        self, reason: str, slots: Sequence[SlotT] = (), numbers: Sequence[SlotT] = (), tables: Sequence[TableT] = ()
+    ) -> None:
+        """``slots``: with tensors, ``numbers``: that it sets beside them; ``tables``: in dictionaries."""
+        super().__init__(reason)
+        self.slots, self.numbers, self.tables = slots, numbers, tables
+
+
+class TraceFailed(Exception):
+    """One trace of several failed; the sentence says why. ``submodule``: the path of the one that is to blame."""
+
+    submodule: str | None = None
+
+
+class Unrepeatable(Exception):
+    """A graph in which no repetition is looked for, or found; the sentence says why."""
+
+
+class Uncacheable(Exception):
+    """The key of a graph in the cache on disk would not say everything; the sentence says what is left out."""
+
+
+class FromElsewhere(Exception):
+    """Forward has a parameter from elsewhere than its module."""
 
 
 @contextmanager
@@ -153,6 +236,14 @@ class Unguardable(Exception):
 
 class Unclear(Exception):
     """Two traces do not show how a result shares memory with something else."""
+
+
+class NoRule(Exception):
+    """There is no rule for what is done with a DTensor; the sentence says why."""
+
+
+class NotInTriton(Exception):
+    """A formula has something that there is no Triton for; the sentence says what."""
 
 
 class Keep(Exception):
@@ -209,4 +300,4 @@ class Incomparable(Exception):
 
 
 class Unknown(Exception):
-    """An operator that the ONNX interpreter does not know; the sentence names it."""
+    """An operator, or a form of one, that the ONNX interpreter does not know; the sentence names it."""

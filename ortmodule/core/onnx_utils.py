@@ -36,11 +36,19 @@ def tensor(proto: onnx.TensorProto) -> torch.Tensor:
 
 def constant(node: onnx.NodeProto) -> torch.Tensor:
     """The value of a Constant node. Raises ValueError for one without a value."""
-    for name, value in attributes(node).items():
+    value = constant_of(attributes(node))
+    if value is None:
+        raise ValueError(f"the constant {node.output[0]} has no value")
+    return value
+
+
+def constant_of(attributes: dict[str, Any]) -> torch.Tensor | None:
+    """The value of a Constant node with these attributes; None without one."""
+    for name, value in attributes.items():
         if name == "value":
             return tensor(value)
         return torch.tensor(value, dtype=torch.float32 if "float" in name else torch.int64)
-    raise ValueError(f"the constant {node.output[0]} has no value")
+    return None
 
 
 def constants(model: onnx.ModelProto) -> dict[str, torch.Tensor]:

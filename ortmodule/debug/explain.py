@@ -15,6 +15,7 @@ from ortmodule.core import torch_private
 from ortmodule.core.config import Config
 from ortmodule.core.errors import ArgumentTypeError
 from ortmodule.core.names import STATE
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.objects.weights import weights
 from ortmodule.debug.layers import MOST_LINES, LayerReport, layer_lines, layers_of
 from ortmodule.debug.memory.peak import Peak, in_units, peak_so_far
@@ -190,7 +191,7 @@ class Report:
 
 def explain(model: Any) -> Report:
     """How ``model``, an ORTModule, is run: print it, or read its fields."""
-    owner: Dispatcher = getattr(model, "_ortmodule", model)
+    owner: Dispatcher = dispatcher_of(model) or model
     if not hasattr(owner, "fallback"):
         raise ArgumentTypeError(f"explain() wants an ORTModule, not {type(model).__name__}")
     tree = None if owner.states.latest is None else owner.states.latest.tree

@@ -14,7 +14,7 @@ import torch
 
 from ortmodule.core.errors import Unknown
 from ortmodule.core.onnx_utils import RANDOM, attributes
-from ortmodule.debug.onnx_operators import TABLE, Form
+from ortmodule.debug.onnx_operators import TABLE
 
 Tensor = torch.Tensor
 Values = dict[str, Tensor]
@@ -46,7 +46,7 @@ def _results(node: onnx.NodeProto, operands: list[Tensor | None], drawn: Values)
         raise Unknown(f"{node.domain or 'ONNX'} {node.op_type}")
     try:
         results = function(attributes(node), len(node.output), *operands)
-    except (Form, KeyError) as error:
+    except (Unknown, KeyError) as error:
         raise Unknown(f"{node.op_type} ({error})") from error
     return results if isinstance(results, (tuple, list)) else (results,)
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ortmodule import _core
 from ortmodule.core.dtypes import TORCH_TYPES
-from ortmodule.core.onnx_utils import constant, tensor
+from ortmodule.core.errors import Unknown
+from ortmodule.core.onnx_utils import constant_of, tensor
 
 Tensor = torch.Tensor
 
 
-class Form(Exception):
-    """Of these forms of an operator there is no reference."""
-
-
+Attributes = dict[str, Any]  # of a node
+Results = tuple[Tensor, ...]
 #: By domain and name.
 TABLE: dict[tuple[str, str], Callable] = {}
 
@@ -62,8 +62,12 @@ def _divided(divide: Callable, a: Tensor, b: Tensor, overflown: Tensor | int) ->
     return torch.where(overflows, overflown, divide(torch.where(overflows, 0, a), b))
 
 
-def _ints(x: Tensor | None) -> list[int] | None:
-    return None if x is None else [int(v) for v in x.tolist()]
+def _ints(x: Tensor) -> list[int]:
+    return [int(v) for v in x.tolist()]
+
+
+def _ints_or_none(x: Tensor | None) -> list[int] | None:
+    return None if x is None else _ints(x)
 
 
 def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
@@ -88,8 +92,8 @@ def _unsqueeze(x: Tensor, axes: list[int]) -> Tensor:
 
 def _slice(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None) -> Tensor:
     count = starts.numel()
-    axes, steps = _ints(axes) or range(count), _ints(steps) or [1] * count
-    for start, end, axis, step in zip(_ints(starts), _ints(ends), axes, steps, strict=True):
+    along, strides = _ints_or_none(axes) or range(count), _ints_or_none(steps) or [1] * count
+    for start, end, axis, step in zip(_ints(starts), _ints(ends), along, strides, strict=True):
         places = range(x.shape[axis])[start:end:step] if step > 0 else _backwards(x.shape[axis], start, end, step)
         x = x.index_select(axis, torch.tensor(list(places), dtype=torch.int64))
     return x
@@ -136,7 +140,7 @@ _plain(
     Expand=lambda x, shape: x.expand(torch.broadcast_shapes(x.shape, _ints(shape))),
     Pow=_pow, Range=_range,
     Reshape=lambda x, shape: _reshape(x, _ints(shape)), Size=lambda x: torch.tensor(x.numel()),
-    Slice=_slice, Squeeze=lambda x, axes=None: _squeeze(x, _ints(axes)),
+    Slice=_slice, Squeeze=lambda x, axes=None: _squeeze(x, _ints_or_none(axes)),
     Tile=lambda x, times: x.repeat(_ints(times)), Unsqueeze=lambda x, axes: _unsqueeze(x, _ints(axes)),
     NonZero=lambda x: x.nonzero().T.contiguous(), BitwiseAnd=torch.bitwise_and, BitwiseOr=torch.bitwise_or,
     BitwiseXor=torch.bitwise_xor, BitwiseNot=torch.bitwise_not,
@@ -144,43 +148,46 @@ _plain(
 
 
 @_operator("Constant")
-def _constant(a, n):
-    return constant(n)
+def _constant(a: Attributes, n: int) -> Tensor:
+    value = constant_of(a)
+    if value is None:
+        raise Unknown("no value")
+    return value
 
 
 @_operator("ConstantOfShape")
-def _constant_of_shape(a, n, shape):
+def _constant_of_shape(a: Attributes, n: int, shape: Tensor) -> Tensor:
     value = tensor(a["value"]) if "value" in a else torch.zeros(1)
     return value.reshape(()).expand(_ints(shape)).clone()
 
 
 @_operator("Shape")
-def _shape(a, n, x):
+def _shape(a: Attributes, n: int, x: Tensor) -> Tensor:
     return torch.tensor(x.shape[a.get("start", 0) : a.get("end", x.dim())], dtype=torch.int64)
 
 
 @_operator("Cast")
-def _cast(a, n, x):
+def _cast(a: Attributes, n: int, x: Tensor) -> Tensor:
     return x.to(TORCH_TYPES[a["to"]])
 
 
 @_operator("Transpose")
-def _transpose(a, n, x):
+def _transpose(a: Attributes, n: int, x: Tensor) -> Tensor:
     return x.permute(a.get("perm", list(range(x.dim()))[::-1]))
 
 
 @_operator("IsInf")
-def _is_inf(a, n, x):
+def _is_inf(a: Attributes, n: int, x: Tensor) -> Tensor:
     return (x == math.inf) & bool(a.get("detect_positive", 1)) | (x == -math.inf) & bool(a.get("detect_negative", 1))
 
 
 @_operator("Concat")
-def _concat(a, n, *x):
+def _concat(a: Attributes, n: int, *x: Tensor) -> Tensor:
     return torch.cat(x, a["axis"])
 
 
 @_operator("Split")
-def _split(a, n, x, sizes=None):
+def _split(a: Attributes, n: int, x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
     axis = a.get("axis", 0)
     if sizes is not None:
         return x.split(_ints(sizes), axis)
@@ -188,17 +195,17 @@ def _split(a, n, x, sizes=None):
 
 
 @_operator("Flatten")
-def _flatten(a, n, x):
+def _flatten(a: Attributes, n: int, x: Tensor) -> Tensor:
     axis = a.get("axis", 1)
     return x.reshape(math.prod(x.shape[:axis]), -1)
 
 
-def _from_start(a, index, size):
+def _from_start(a: Attributes, index: Tensor, size: int) -> Tensor:
     return torch.where(index < 0, index + size, index) if a.get("from_end", 1) else index
 
 
 @_operator("Gather")
-def _gather(a, n, x, index):
+def _gather(a: Attributes, n: int, x: Tensor, index: Tensor) -> Tensor:
     axis = a.get("axis", 0) % x.dim()
     index = _from_start(a, index, x.shape[axis])
     taken = x.index_select(axis, index.reshape(-1))
@@ -206,28 +213,28 @@ def _gather(a, n, x, index):
 
 
 @_operator("GatherElements")
-def _gather_elements(a, n, x, index):
+def _gather_elements(a: Attributes, n: int, x: Tensor, index: Tensor) -> Tensor:
     axis = a.get("axis", 0)
     return x.gather(axis, _from_start(a, index, x.shape[axis]))
 
 
 @_operator("GatherND")
-def _gather_nd_of(a, n, x, index):
+def _gather_nd_of(a: Attributes, n: int, x: Tensor, index: Tensor) -> Tensor:
     if a.get("batch_dims", 0):
-        raise Form("batch_dims")
+        raise Unknown("batch_dims")
     return _gather_nd(x, index)
 
 
 @_operator("ScatterND")
-def _scatter_nd(a, n, x, index, update):
+def _scatter_nd(a: Attributes, n: int, x: Tensor, index: Tensor, update: Tensor) -> Tensor:
     how = a.get("reduction", "none")
     if how not in ("none", "add"):
-        raise Form(how)
+        raise Unknown(how)
     return x.index_put(tuple(index.unbind(-1)), update, accumulate=how == "add")
 
 
 @_operator("ScatterElements")
-def _scatter_elements(a, n, x, index, update):
+def _scatter_elements(a: Attributes, n: int, x: Tensor, index: Tensor, update: Tensor) -> Tensor:
     how, axis = a.get("reduction", "none"), a.get("axis", 0)
     index = _from_start(a, index, x.shape[axis])
     if how == "none":
@@ -236,38 +243,38 @@ def _scatter_elements(a, n, x, index, update):
 
 
 @_operator("EyeLike")
-def _eye_like(a, n, x):
+def _eye_like(a: Attributes, n: int, x: Tensor) -> Tensor:
     rows, columns = torch.arange(x.shape[0]), torch.arange(x.shape[1])
     return (rows[:, None] + a.get("k", 0) == columns).to(TORCH_TYPES[a["dtype"]] if "dtype" in a else x.dtype)
 
 
 @_operator("Trilu")
-def _trilu(a, n, x, k=None):
+def _trilu(a: Attributes, n: int, x: Tensor, k: Tensor | None = None) -> Tensor:
     return (torch.triu if a.get("upper", 1) else torch.tril)(x, 0 if k is None else int(k))
 
 
 @_operator("CumSum")
-def _cumsum(a, n, x, axis):
-    axis = int(axis)
+def _cumsum(a: Attributes, n: int, x: Tensor, axis: Tensor) -> Tensor:
+    dim = int(axis)
     if a.get("reverse"):
-        x = x.flip(axis)
-    total = x.cumsum(axis).to(x.dtype)
+        x = x.flip(dim)
+    total = x.cumsum(dim).to(x.dtype)
     total = total - x if a.get("exclusive") else total
-    return total.flip(axis) if a.get("reverse") else total
+    return total.flip(dim) if a.get("reverse") else total
 
 
 @_operator("Einsum")
-def _einsum(a, n, *x):
+def _einsum(a: Attributes, n: int, *x: Tensor) -> Tensor:
     return torch.einsum(a["equation"], *x)
 
 
 @_operator("Mod")
-def _mod(a, n, x, y):
+def _mod(a: Attributes, n: int, x: Tensor, y: Tensor) -> Tensor:
     return _divided(torch.fmod if a.get("fmod") else torch.remainder, x, y, 0)
 
 
 @_operator("Gemm")
-def _gemm(a, n, x, y, c=None):
+def _gemm(a: Attributes, n: int, x: Tensor, y: Tensor, c: Tensor | None = None) -> Tensor:
     x, y = x.T if a.get("transA") else x, y.T if a.get("transB") else y
     product = a.get("alpha", 1.0) * (x @ y)
     return product if c is None else product + a.get("beta", 1.0) * c
@@ -289,13 +296,13 @@ TABLE["", "Gelu"] = lambda a, n, x: F.gelu(x, approximate=a.get("approximate", "
 
 
 @_operator("LpNormalization")
-def _lp_normalization(a, n, x):
+def _lp_normalization(a: Attributes, n: int, x: Tensor) -> Tensor:
     norm = torch.linalg.vector_norm(x, a.get("p", 2), a.get("axis", -1), keepdim=True)
     return x / torch.where(norm == 0, 1, norm)
 
 
 @_operator("DepthToSpace")
-def _depth_to_space(a, n, x):
+def _depth_to_space(a: Attributes, n: int, x: Tensor) -> Tensor:
     (batch, depth, height, width), b = x.shape, a["blocksize"]
     if a.get("mode", "DCR") == "DCR":
         x = x.reshape(batch, b, b, depth // b**2, height, width).permute(0, 3, 4, 1, 5, 2)
@@ -305,14 +312,14 @@ def _depth_to_space(a, n, x):
 
 
 @_operator("SpaceToDepth")
-def _space_to_depth(a, n, x):
+def _space_to_depth(a: Attributes, n: int, x: Tensor) -> Tensor:
     (batch, depth, height, width), b = x.shape, a["blocksize"]
     x = x.reshape(batch, depth, height // b, b, width // b, b).permute(0, 3, 5, 1, 2, 4)
     return x.reshape(batch, depth * b * b, height // b, width // b)
 
 
 @_operator("OneHot")
-def _one_hot(a, n, indices, depth, values):
+def _one_hot(a: Attributes, n: int, indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
     count, axis = int(depth), a.get("axis", -1)
     indices = torch.where(indices < 0, indices + count, indices)
     inner = -1 - axis if axis < 0 else indices.dim() - axis
@@ -321,7 +328,7 @@ def _one_hot(a, n, indices, depth, values):
 
 
 @_operator("Compress")
-def _compress(a, n, x, condition):
+def _compress(a: Attributes, n: int, x: Tensor, condition: Tensor) -> Tensor:
     x, axis = (x, a["axis"]) if "axis" in a else (x.flatten(), 0)
     return x.index_select(axis, condition.nonzero()[:, 0])
 
@@ -330,11 +337,11 @@ def _compress(a, n, x, condition):
 
 
 def _reduction(name: str, function: Callable) -> None:
-    def reduce(a, n, x, axes=None):
-        axes = a.get("axes") if axes is None else _ints(axes)
-        if not axes and a.get("noop_with_empty_axes"):  # nothing is summed, but ReduceLogSum takes its logarithm
+    def reduce(a: Attributes, n: int, x: Tensor, axes: Tensor | None = None) -> Tensor:
+        dims = a.get("axes") if axes is None else _ints(axes)
+        if not dims and a.get("noop_with_empty_axes"):  # nothing is summed, but ReduceLogSum takes its logarithm
             return function(x[..., None], [-1], False)
-        return function(x, list(axes) if axes else list(range(x.dim())), bool(a.get("keepdims", 1))).to(x.dtype)
+        return function(x, list(dims) if dims else list(range(x.dim())), bool(a.get("keepdims", 1))).to(x.dtype)
 
     TABLE["", name] = reduce
 
@@ -358,9 +365,9 @@ _reduction("ReduceLogSum", lambda x, axes, keep: x.sum(axes, keep).log())
 
 
 def _extreme(function: Callable) -> Callable:
-    def find(a, n, x):
+    def find(a: Attributes, n: int, x: Tensor) -> Tensor:
         if a.get("select_last_index"):
-            raise Form("select_last_index")
+            raise Unknown("select_last_index")
         return function(x, a.get("axis", 0), bool(a.get("keepdims", 1)))
 
     return find
@@ -370,7 +377,7 @@ TABLE["", "ArgMax"], TABLE["", "ArgMin"] = _extreme(torch.argmax), _extreme(torc
 
 
 @_operator("TopK")
-def _topk(a, n, x, k):
+def _topk(a: Attributes, n: int, x: Tensor, k: Tensor) -> tuple[Tensor, ...]:
     return x.topk(int(k), a.get("axis", -1), bool(a.get("largest", 1)))
 
 
@@ -378,9 +385,9 @@ def _topk(a, n, x, k):
 
 
 @_operator("LayerNormalization")
-def _layer_norm(a, n, x, scale, bias=None):
+def _layer_norm(a: Attributes, n: int, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     if n > 1:
-        raise Form("mean and deviation")
+        raise Unknown("mean and deviation")
     shape, epsilon = x.shape[a.get("axis", -1) % x.dim() :], a.get("epsilon", 1e-5)
     if scale.shape == shape and scale.dtype == x.dtype:
         return F.layer_norm(x, shape, scale, bias, epsilon)
@@ -389,24 +396,26 @@ def _layer_norm(a, n, x, scale, bias=None):
 
 
 @_operator("RMSNormalization")
-def _rms_norm(a, n, x, scale):
+def _rms_norm(a: Attributes, n: int, x: Tensor, scale: Tensor) -> Tensor:
     return (
         F.rms_norm(x, x.shape[a.get("axis", -1) % x.dim() :], None, a.get("epsilon", 1e-5)).mul(scale).to(scale.dtype)
     )
 
 
 @_operator("InstanceNormalization")
-def _instance_norm(a, n, x, scale, bias):
+def _instance_norm(a: Attributes, n: int, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     return F.instance_norm(x, None, None, scale, bias, True, 0.0, a.get("epsilon", 1e-5))
 
 
 @_operator("GroupNorm", domain="ortmodule")
-def _group_norm(a, n, x, scale, bias):
+def _group_norm(a: Attributes, n: int, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     return F.group_norm(x, a["groups"], scale, bias, a["epsilon"])
 
 
 @_operator("BatchNormalization")
-def _batch_norm(a, n, x, scale, bias, mean, variance):
+def _batch_norm(
+    a: Attributes, n: int, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor
+) -> tuple[Tensor, ...]:
     training, momentum = bool(a.get("training_mode")), 1 - a.get("momentum", 0.9)
     mean, variance = mean.clone(), variance.clone()
     y = F.batch_norm(x, mean, variance, scale, bias, training, momentum, a.get("epsilon", 1e-5))
@@ -414,20 +423,22 @@ def _batch_norm(a, n, x, scale, bias, mean, variance):
 
 
 @_operator("SoftmaxCrossEntropyLoss")
-def _cross_entropy(a, n, x, labels, weight=None):
+def _cross_entropy(
+    a: Attributes, n: int, x: Tensor, labels: Tensor, weight: Tensor | None = None
+) -> tuple[Tensor, ...]:
     how = {"reduction": a.get("reduction", "mean"), "ignore_index": a.get("ignore_index", -100)}
     labels = labels if labels.is_floating_point() else labels.long()
     return F.cross_entropy(x, labels, weight, **how), F.log_softmax(x, min(1, x.dim() - 1))
 
 
 @_operator("SmoothedCrossEntropy", domain="ortmodule")
-def _smoothed_cross_entropy(a, n, x, labels, weight=None):
+def _smoothed_cross_entropy(a: Attributes, n: int, x: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
     how = {"reduction": a.get("reduction", "mean"), "ignore_index": a.get("ignore_index", -100)}
     return F.cross_entropy(x, labels.long(), weight, label_smoothing=a.get("smoothing", 0.0), **how)
 
 
 @_operator("NegativeLogLikelihoodLoss")
-def _nll(a, n, x, labels, weight=None):
+def _nll(a: Attributes, n: int, x: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
     how = {"reduction": a.get("reduction", "mean"), "ignore_index": a.get("ignore_index", -100)}
     return F.nll_loss(x, labels.long(), weight, **how)
 
@@ -438,41 +449,41 @@ def _nll(a, n, x, labels, weight=None):
 def _padded(a: dict, x: Tensor, value: float) -> Tensor:
     """`x` with the operator's padding around it: PyTorch's is the same on both sides."""
     if a.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise Form(a["auto_pad"])
+        raise Unknown(a["auto_pad"])
     pads, rank = a.get("pads", [0] * 2 * (x.dim() - 2)), x.dim() - 2
     around = [pads[side * rank + d] for d in reversed(range(rank)) for side in (0, 1)]
     return F.pad(x, around, value=value) if any(around) else x
 
 
 @_operator("Conv")
-def _conv(a, n, x, weight, bias=None):
+def _conv(a: Attributes, n: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     function = (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 3]
     return function(_padded(a, x, 0.0), weight, bias, a.get("strides", 1), 0, a.get("dilations", 1), a.get("group", 1))
 
 
 @_operator("ConvTranspose")
-def _conv_transpose(a, n, x, weight, bias=None):
+def _conv_transpose(a: Attributes, n: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rank = x.dim() - 2
     pads = a.get("pads", [0] * 2 * rank)
     if a.get("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in a or pads[:rank] != pads[rank:]:
-        raise Form("padding that is not the same on both sides")
+        raise Unknown("padding that is not the same on both sides")
     function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[rank - 1]
     extra, groups, dilations = a.get("output_padding", 0), a.get("group", 1), a.get("dilations", 1)
     return function(x, weight, bias, a.get("strides", 1), pads[:rank], extra, groups, dilations)
 
 
 @_operator("MaxPool")
-def _max_pool(a, n, x):
+def _max_pool(a: Attributes, n: int, x: Tensor) -> Tensor:
     if n > 1 or a.get("ceil_mode"):
-        raise Form("indices or ceil_mode")
+        raise Unknown("indices or ceil_mode")
     function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[x.dim() - 3]
     return function(_padded(a, x, -math.inf), a["kernel_shape"], a.get("strides", 1), 0, a.get("dilations", 1))
 
 
 @_operator("AveragePool")
-def _average_pool(a, n, x):
+def _average_pool(a: Attributes, n: int, x: Tensor) -> Tensor:
     if a.get("ceil_mode") or (any(a.get("pads", [])) and not a.get("count_include_pad")) or "dilations" in a:
-        raise Form("padding that does not count, or dilations")
+        raise Unknown("padding that does not count, or dilations")
     function = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[x.dim() - 3]
     return function(_padded(a, x, 0.0), a["kernel_shape"], a.get("strides", 1))
 
@@ -485,17 +496,19 @@ TABLE["", "GlobalMaxPool"] = lambda a, n, x: x.amax(list(range(2, x.dim())), kee
 
 
 @_operator("Pad")
-def _pad(a, n, x, pads, value=None, axes=None):
-    pads, axes = _ints(pads), _ints(axes) or list(range(x.dim()))
+def _pad(
+    a: Attributes, n: int, x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Tensor | None = None
+) -> Tensor:
+    sizes, dims = _ints(pads), _ints_or_none(axes) or list(range(x.dim()))
     around = [0] * 2 * x.dim()
-    for i, d in enumerate(axes):
+    for i, d in enumerate(dims):
         for side in (0, 1):
-            around[2 * (x.dim() - 1 - d % x.dim()) + side] = pads[side * len(axes) + i]
+            around[2 * (x.dim() - 1 - d % x.dim()) + side] = sizes[side * len(dims) + i]
     mode = a.get("mode", "constant")
     if mode == "constant":
         return F.pad(x, around, value=0 if value is None else value.item())
     if any(around[2 * (x.dim() - 2) :]):
-        raise Form(f"{mode} padding of the batch")
+        raise Unknown(f"{mode} padding of the batch")
     return F.pad(x, around[: 2 * (x.dim() - 2)], {"edge": "replicate", "reflect": "reflect", "wrap": "circular"}[mode])
 
 
@@ -503,34 +516,34 @@ def _pad(a, n, x, pads, value=None, axes=None):
 
 
 @_operator("Embedding", domain="ortmodule")
-def _embedding(a, n, weight, indices):
+def _embedding(a: Attributes, n: int, weight: Tensor, indices: Tensor) -> Tensor:
     return F.embedding(indices, weight, a.get("padding_idx"))
 
 
 @_operator("StopGradient", domain="ortmodule")
-def _stop_gradient(a, n, x):
+def _stop_gradient(a: Attributes, n: int, x: Tensor) -> Tensor:
     return x.detach()
 
 
 class _Sloped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, value, x, slope):
+    def forward(ctx: Any, value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
         ctx.save_for_backward(slope)
         ctx.size = x.shape
         return value.clone()
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         return dy, (dy * ctx.saved_tensors[0]).sum_to_size(ctx.size), None
 
 
 @_operator("Sloped", domain="ortmodule")
-def _sloped(a, n, value, x, slope):
+def _sloped(a: Attributes, n: int, value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
     return _Sloped.apply(value, x, slope)
 
 
 @_operator("GroupedMatMul", domain="ortmodule")
-def _grouped(a, n, rows, matrices, ends):
+def _grouped(a: Attributes, n: int, rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     parts, begin = [], 0
     for end, matrix in zip(ends.tolist(), matrices, strict=True):
         parts.append(rows[begin:end] @ matrix)

@@ -18,6 +18,7 @@ from torch import nn
 from ortmodule import _core
 from ortmodule.core import pytree
 from ortmodule.core.errors import ArgumentTypeError
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.settings.safe_files import write_whole
 from ortmodule.debug.memory.peak import module_path
 from ortmodule.engine.session import PLAN_MADE
@@ -240,7 +241,7 @@ def profile(model: nn.Module) -> Profile:
 
     A step takes a little longer meanwhile. Raises TypeError for another module.
     """
-    owner = getattr(model, "_ortmodule", None)
+    owner = dispatcher_of(model)
     if owner is None:
         raise ArgumentTypeError(f"profile() wants an ORTModule, not {type(model).__name__}")
     return Profile(owner)

@@ -16,6 +16,7 @@ from torch import nn
 from ortmodule import _core
 from ortmodule.core.errors import ArgumentError, ArgumentTypeError, DoesNotHold, MissingPackageError, NotInEngine
 from ortmodule.core.names import VERSION
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.onnx_utils import without_dead
 from ortmodule.core.pytree import as_arguments
 from ortmodule.core.settings.safe_files import write_whole
@@ -112,7 +113,7 @@ def report(
     Needs plotly and jinja2: ImportError where one is missing. Raises TypeError for another module, ValueError where no
     step has run and there is no sample, UnsupportedError where PyTorch would run the sample.
     """
-    owner: Dispatcher | None = getattr(model, "_ortmodule", None)
+    owner: Dispatcher | None = dispatcher_of(model)
     if owner is None:
         raise ArgumentTypeError(f"report() wants an ORTModule, not {type(model).__name__}")
     jinja2, plotly_js = _libraries()

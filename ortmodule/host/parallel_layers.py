@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ortmodule.core.errors import NotTraceable
+from ortmodule.core.errors import NoRule, NotTraceable
 from ortmodule.core.objects.interception import Replacement, original, replaced
 from ortmodule.core.structures.dtensor_results import PART_OF
 from ortmodule.core.torch_private import get_tracing_state, tree_map_only
@@ -26,7 +26,7 @@ from ortmodule.guards.sharding.sharded import refuse_parts
 from ortmodule.host.collectives import WAIT, Node, wait_for
 from ortmodule.host.mesh_layouts import MeshLayout, Placements, enter, mesh_types, send
 from ortmodule.host.opaque_regions import eagerly
-from ortmodule.host.parallel_rules import RULES, Given, Refused
+from ortmodule.host.parallel_rules import RULES, Given
 
 _current = threading.local()
 #: Attributes that are those of the part; sizes are not.
@@ -81,10 +81,10 @@ class LocalTensors:
         rule = RULES.get(name)
         try:
             if rule is None:
-                raise Refused("for which there is no rule")
+                raise NoRule("for which there is no rule")
             args, kwargs = tree_map_only(torch.Tensor, self._given, (args, kwargs))
             on_parts, placements, used = rule(self, *args, **kwargs)
-        except (Refused, TypeError) as error:
+        except (NoRule, TypeError) as error:
             raise self._refuse(f"forward calls {name} of a DTensor: {error}") from None
         given = [each for each in (*args, *kwargs.values()) if isinstance(each, Given)]
         args, kwargs = tree_map_only(Given, lambda each: each.part, (args, kwargs))
@@ -103,7 +103,7 @@ class LocalTensors:
             return self._shells[id(tensor)][1]
         slot = self._parameters.get(id(tensor))
         if slot is None:
-            raise Refused("which is no parameter, and not of a layer of parallelize_module")
+            raise NoRule("which is no parameter, and not of a layer of parallelize_module")
         layout = MeshLayout(tensor.device_mesh, tensor.placements)
         layout.parameter = slot
         self._layouts.append(layout)
@@ -144,7 +144,7 @@ class LocalTensors:
     def _asked_of(self, tensor: Any, name: str) -> Given:
         try:
             given: Given = self._given(tensor)
-        except Refused as error:
+        except NoRule as error:
             raise self._refuse(f"forward asks for {name} of a DTensor, {error}") from None
         return given
 

@@ -7,13 +7,10 @@ from typing import Any, Protocol
 
 import torch
 
+from ortmodule.core.errors import NoRule
 from ortmodule.core.torch_private import loss_is_parallel
 from ortmodule.host.mesh_layouts import MeshLayout, Placements, mesh_types
 from ortmodule.host.opaque_regions import eagerly
-
-
-class Refused(Exception):
-    """There is no rule for what is done with a DTensor; the sentence says why."""
 
 
 class Given:
@@ -54,7 +51,7 @@ def _is_whole(given: Any) -> bool:
 
 def _check(condition: bool) -> None:
     if not condition:
-        raise Refused("its operands lie on the mesh in a way that PyTorch would change first")
+        raise NoRule("its operands lie on the mesh in a way that PyTorch would change first")
 
 
 def _linear(trace: PartsTrace, x: Any, weight: Any, bias: Any = None) -> tuple:
@@ -93,7 +90,7 @@ def _embedding(
 ) -> tuple:  # fmt: skip
     _check(isinstance(ids, Given) and isinstance(weight, Given))
     if max_norm is not None or scale_grad_by_freq or sparse:
-        raise Refused("it is an embedding that counts rows, limits them or has a sparse gradient")
+        raise NoRule("it is an embedding that counts rows, limits them or has a sparse gradient")
     made = []
     for p, w in zip(ids.layout.placements, weight.layout.placements, strict=True):
         # A table that is split by words PyTorch runs (guards/sharding/sharded.py).
@@ -116,7 +113,7 @@ def _norm(
 def _dropout(trace: PartsTrace, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> tuple:
     _check(isinstance(x, Given) and not inplace)
     if training and p and not all(p.is_shard() for p in x.layout.placements):
-        raise Refused("it is a dropout of what all ranks have, whose masks would not be the same")
+        raise NoRule("it is a dropout of what all ranks have, whose masks would not be the same")
     return None, x.layout.placements, [x.layout.placements]
 
 
@@ -165,7 +162,7 @@ def _cross_entropy(
     _check(x.layout.placements == (types.Shard(dim),) and x.part.dtype in (torch.float32, torch.float64))
     _check(_is_whole(target) or type(target) is torch.Tensor)
     if weight is not None or size_average is not None or reduce is not None or label_smoothing:
-        raise Refused("it is a cross entropy with weights, smoothed labels or settings of old")
+        raise NoRule("it is a cross entropy with weights, smoothed labels or settings of old")
     first = mesh.get_local_rank() * _sizes_now(x.part)[dim]
 
     def on_parts(x: torch.Tensor, target: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch import nn
 
 from ortmodule.core import devices
 from ortmodule.core.dtypes import REAL_TYPES, is_complex, is_tensor
-from ortmodule.core.errors import NotTraceable
+from ortmodule.core.errors import Leave, NotTraceable
 from ortmodule.core.torch_private import (
     ListType,
     TracedGraph,
@@ -203,7 +203,7 @@ class _Pairs:
         definition = _Definition(_ARITHMETIC[node.kind()], arguments, real)
         try:
             traced = _trace(definition, tensors)
-        except _NoDefinition:
+        except Leave:
             return False
         if definition.gives_pairs != is_complex(output):
             return False
@@ -302,10 +302,6 @@ def _shifted(dim: int) -> int:
 _MISSING = object()
 
 
-class _NoDefinition(Exception):
-    """No definition of this form."""
-
-
 class _Place:
     """Stands for an operand that is a tensor, or pairs."""
 
@@ -361,7 +357,7 @@ def _both(function: Callable) -> Callable:
     def combined(a: Any, b: Any, alpha: Any = 1) -> Complex:
         a, b = (x if isinstance(x, Complex) else Complex(x, 0) for x in (a, b))
         if alpha != 1:
-            raise _NoDefinition
+            raise Leave("a multiple of the second operand")
         parts: tuple[Any, ...] = function(a.real, b.real), function(a.imaginary, b.imaginary)
         if not all(isinstance(part, torch.Tensor) for part in parts):
             shape = next(part for part in parts if isinstance(part, torch.Tensor))
@@ -381,7 +377,7 @@ def _multiplied(a: Any, b: Any) -> Complex:
 
 def _divided(a: Any, b: Any, rounding: Any = None) -> Complex:
     if isinstance(b, Complex) or rounding is not None:
-        raise _NoDefinition
+        raise Leave("a complex divisor, or rounding")
     return Complex(a.real / b, a.imaginary / b)
 
 
@@ -410,7 +406,7 @@ def _from_complex(function: Callable) -> Callable:
 
     def checked(x: Any, *rest: Any) -> Any:
         if not isinstance(x, Complex):
-            raise _NoDefinition
+            raise Leave("of real numbers")
         return function(x)
 
     return checked

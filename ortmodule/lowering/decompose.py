@@ -39,6 +39,8 @@ from ortmodule.lowering.aten_nodes import leave_to_torch
 from ortmodule.lowering.complex_to_real import use_pairs
 from ortmodule.lowering.decompositions import DEFINITIONS
 from ortmodule.lowering.draws import OUT_OF_PLACE
+from ortmodule.lowering.traced_tensors import dtype_of as known_dtype
+from ortmodule.lowering.traced_tensors import sizes_of
 from ortmodule.lowering.type_promotion import promote, takes_a_wide_factor
 from ortmodule.lowering.uninitialized import check_written
 
@@ -111,7 +113,7 @@ def _rewrite_node(graph: TracedGraph, node: TracedNode, traced: dict) -> bool:
     own = DEFINITIONS.get(node.kind())
     try:
         arguments = [_argument(value, tensors, own is None or getattr(own, "sizes", False)) for value in node.inputs()]
-        types = tuple((str(v.type().scalarType()), tuple(v.type().sizes()), v.requires_grad()) for v in tensors)
+        types = tuple((str(v.type().scalarType()), tuple(sizes_of(v)), v.requires_grad()) for v in tensors)
         key = node.schema(), types, _text(arguments)
     except (Keep, RuntimeError):  # conversions of numbers have no schema
         return False
@@ -195,7 +197,7 @@ def number_in_trace(value: TracedValue) -> int | float | None:
         return number_in_trace(operands[0])
     if kind == "aten::size" and len(operands) == 2:
         sizes, dim = operands[0].type().sizes(), number_in_trace(operands[1])
-        return None if sizes is None or dim is None else sizes[dim]
+        return None if sizes is None or dim is None else sizes[int(dim)]
     if kind not in _NUMBERS:
         return None
     if kind in ("aten::add", "aten::sub") and len(operands) == 3 and number_in_trace(operands.pop()) != 1:
@@ -248,7 +250,7 @@ def _traced(node: TracedNode, arguments: list, tensors: Sequence[TracedValue]) -
 
 def _holds_for_others(graph: TracedGraph, module: nn.Module, tensors: Sequence[TracedValue], asks: bool) -> bool:
     """Is ``graph`` the same for integers with other values? Operators read some (lengths) without a sign."""
-    if all(v.type().dtype().is_floating_point for v in tensors):
+    if all(known_dtype(v).is_floating_point for v in tensors):
         return True
     try:
         other = _trace(module, tensors, asks, fillers=(0,))
@@ -268,7 +270,7 @@ def _trace(
     """Of ones; of zeros where ones are no indices. ``asks``: what it does may depend on who needs a gradient."""
     for filler in fillers:
         examples = [
-            torch.full(v.type().sizes(), filler, dtype=v.type().dtype()).requires_grad_(asks and v.requires_grad())
+            torch.full(sizes_of(v), filler, dtype=dtype_of(v)).requires_grad_(asks and v.requires_grad())
             for v in tensors
         ]
         try:

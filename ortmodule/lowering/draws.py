@@ -11,13 +11,13 @@ import math
 from typing import Any
 
 import torch
-from torch.onnx import errors
+from torch import Tensor
 
 from ortmodule.core.dtypes import ONNX_TYPES
 from ortmodule.core.errors import Keep, Leave
-from ortmodule.core.torch_private import TracedValue, is_none, maybe_get_const
+from ortmodule.core.torch_private import GraphContext, TracedValue, is_none, maybe_get_const
 from ortmodule.lowering.decompositions.table import defines
-from ortmodule.lowering.symbolics import result_type, symbolic, typed_as_result
+from ortmodule.lowering.symbolics import refused, result_type, symbolic, typed_as_result
 
 #: Operators that fill their operand: the form that makes a new tensor.
 OUT_OF_PLACE = {
@@ -28,34 +28,34 @@ OUT_OF_PLACE = {
 MOST = 2**53  # integers that float64 tells apart
 
 
-def _leave_with(generator):
+def _leave_with(generator: object) -> None:
     if generator is not None:
         raise Leave("a draw from a generator of the module's")
 
 
 @defines("aten::uniform")
-def _uniform(x, low=0.0, high=1.0, generator=None):
+def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, generator: object = None) -> Tensor:
     _leave_with(generator)
     return torch.rand_like(x) * (high - low) + low
 
 
 @defines("aten::normal_functional")
-def _normal(x, mean=0.0, std=1.0, generator=None):
+def _normal(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: object = None) -> Tensor:
     _leave_with(generator)
     return torch.randn_like(x) * std + mean
 
 
 @defines("aten::alpha_dropout")
-def _alpha_dropout(x, p, train):
+def _alpha_dropout(x: Tensor, p: float, train: bool) -> Tensor:
     return _dropped_to_floor(x, p, train, x)
 
 
 @defines("aten::feature_alpha_dropout")
-def _feature_alpha_dropout(x, p, train):
+def _feature_alpha_dropout(x: Tensor, p: float, train: bool) -> Tensor:
     return _dropped_to_floor(x, p, train, x[(slice(None), slice(None), *([slice(0, 1)] * (x.dim() - 2)))])
 
 
-def _dropped_to_floor(x, p, train, like):
+def _dropped_to_floor(x: Tensor, p: float, train: bool, like: Tensor) -> Tensor:
     """What SELU keeps mean and variance with: what is dropped is its lowest value."""
     if not train or p == 0:
         return x * 1
@@ -68,7 +68,7 @@ def _dropped_to_floor(x, p, train, like):
 
 
 @defines("aten::multinomial", recursive=True)
-def _of_one_row(x, count, replacement=False, generator=None):
+def _of_one_row(x: Tensor, count: int, replacement: bool = False, generator: object = None) -> Tensor:
     """Where the engine draws, it is from rows."""
     if x.dim() != 1 or generator is not None or (count > 1 and not replacement):
         raise Keep
@@ -77,8 +77,7 @@ def _of_one_row(x, count, replacement=False, generator=None):
 
 def _check_generator(generator: TracedValue) -> None:
     if not is_none(generator):
-        text = "a draw from a generator of the module's"
-        raise errors.SymbolicValueError(text, generator)  # type: ignore[arg-type]  # torch names a wider type
+        raise refused("a draw from a generator of the module's", generator)
 
 
 def _with_sizes(g: Any, sizes: TracedValue) -> TracedValue:
@@ -98,7 +97,7 @@ def _number(g: Any, value: TracedValue | None, dtype: torch.dtype) -> TracedValu
 
 
 @symbolic("aten::bernoulli")
-def _bernoulli(g, x, *rest):
+def _bernoulli(g: GraphContext, x: TracedValue, *rest: TracedValue) -> TracedValue:
     """Of a tensor of probabilities, or with the sizes of a tensor and one or more probabilities."""
     *p, generator = rest
     _check_generator(generator)
@@ -112,20 +111,20 @@ def _bernoulli(g, x, *rest):
 
 
 @symbolic("aten::randint")
-def _integers_of_sizes(g, *values):
+def _integers_of_sizes(g: GraphContext, *values: TracedValue) -> TracedValue:
     """Of (high, sizes) or (low, high, sizes), with a generator or without, and four options."""
     *bounds, sizes = _without_generator(values[:-4])
     return _integers(g, _with_sizes(g, sizes), bounds)
 
 
 @symbolic("aten::randint_like")
-def _integers_like(g, *values):
+def _integers_like(g: GraphContext, *values: TracedValue) -> TracedValue:
     """Of (x, high) or (x, low, high), with a generator or without, and five options."""
     like, *bounds = _without_generator(values[:-5])
     return _integers(g, like, bounds)
 
 
-def _without_generator(values):
+def _without_generator(values: tuple[TracedValue, ...]) -> tuple[TracedValue, ...]:
     if is_none(values[-1]):
         return values[:-1]
     if "Generator" in values[-1].type().annotation_str:
@@ -133,13 +132,13 @@ def _without_generator(values):
     return values
 
 
-def _integers(g, like, bounds):
+def _integers(g: GraphContext, like: TracedValue, bounds: list[TracedValue]) -> TracedValue:
     """A part of a range: float64 has enough digits for each to be as likely as the others."""
     wide, whole, dtype = torch.float64, torch.int64, result_type(g)
     known = [maybe_get_const(bound, "i") for bound in bounds]
     if max(abs(bound) if isinstance(bound, int) else 0 for bound in known) > MOST // 2:
-        raise errors.SymbolicValueError("a draw from more than 2^52 numbers", like)
-    low, high = bounds if len(bounds) > 1 else (None, *bounds)
+        raise refused("a draw from more than 2^52 numbers", like)
+    low, high = (bounds[0] if len(bounds) > 1 else None), bounds[-1]
     count = g.op("Sub", _number(g, high, wide), _number(g, low, wide))
     part = g.op("RandomUniformLike", like, dtype_i=ONNX_TYPES[wide])
     drawn = g.op("Cast", g.op("Floor", g.op("Mul", part, count)), to_i=ONNX_TYPES[whole])
@@ -148,7 +147,7 @@ def _integers(g, like, bounds):
 
 
 @symbolic("aten::normal")
-def _normal_of(g, mean, std, *rest):
+def _normal_of(g: GraphContext, mean: TracedValue, std: TracedValue, *rest: TracedValue) -> TracedValue:
     """Of (mean, deviation, generator), of which one at least is a tensor, or of numbers, sizes, and four options."""
     sizes, generator = (None, rest[0]) if len(rest) == 1 else (rest[0], None if len(rest) < 6 else rest[1])
     if generator is not None:

@@ -93,7 +93,7 @@ def export(
             torch.onnx.export(
                 module,
                 tuple(tensors),
-                file,
+                file,  # type: ignore[arg-type]  # torch takes a file, too, which its stub does not say
                 dynamo=False,
                 training=torch.onnx.TrainingMode.PRESERVE,
                 do_constant_folding=False,
@@ -122,7 +122,7 @@ def knows(kind: str, opset: int) -> bool:
 def kinds_behind(operators: Iterable[str]) -> frozenset[str]:
     """The operators of the latest trace that became these of ONNX."""
     record = symbolics.record
-    found = [record.made.get(operator) or record.inner.get(operator, ()) for operator in operators]
+    found = [record.made.get(operator) or record.inner.get(operator, set()) for operator in operators]
     return frozenset(kind for kinds in found for kind in kinds if kind.startswith("aten::"))
 
 

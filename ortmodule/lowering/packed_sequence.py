@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.onnx import errors
 
 from ortmodule.core.dtypes import ONNX_TYPES
 from ortmodule.core.torch_private import (
+    GraphContext,
     TracedValue,
     generic_rnn,
     get_const,
@@ -24,7 +25,7 @@ from ortmodule.core.torch_private import (
     squeeze_helper,
     unpack_list,
 )
-from ortmodule.lowering.symbolics import record, symbolic
+from ortmodule.lowering.symbolics import record, refused, symbolic
 
 _INT64 = ONNX_TYPES[torch.int64]
 _INT32 = ONNX_TYPES[torch.int32]
@@ -41,25 +42,25 @@ class Packing:
     rows: TracedValue  # int64 [n]: where packed rows lie among all
 
 
-def _numbers(g, *numbers: int) -> TracedValue:
+def _numbers(g: GraphContext, *numbers: int) -> TracedValue:
     return g.op("Constant", value_t=torch.tensor(numbers))
 
 
-def _part(g, x: TracedValue, start: int, end: int) -> TracedValue:
+def _part(g: GraphContext, x: TracedValue, start: int, end: int) -> TracedValue:
     return g.op("Slice", x, _numbers(g, start), _numbers(g, end))
 
 
-def _flat(g, x: TracedValue) -> TracedValue:
+def _flat(g: GraphContext, x: TracedValue) -> TracedValue:
     """[steps, batch, ...] as [steps * batch, ...]."""
     return g.op("Reshape", x, g.op("Concat", _numbers(g, -1), _part(g, g.op("Shape", x), 2, 1 << 30), axis_i=0))
 
 
-def _where(g, mask: TracedValue) -> TracedValue:
+def _where(g: GraphContext, mask: TracedValue) -> TracedValue:
     """The places of a vector that are true."""
     return g.op("Reshape", g.op("NonZero", mask), _numbers(g, -1))
 
 
-def _swapped(g, x: TracedValue) -> TracedValue:
+def _swapped(g: GraphContext, x: TracedValue) -> TracedValue:
     """Steps and batch exchanged."""
     rank = get_tensor_rank(x)
     return g.op("Transpose", x, perm_i=[1, 0, *range(2, rank)])
@@ -68,12 +69,11 @@ def _swapped(g, x: TracedValue) -> TracedValue:
 def _packing(batch_sizes: TracedValue) -> Packing:
     found = record.packings.get(batch_sizes.unique())
     if found is None:
-        what = "batch sizes that no packing made"
-        raise errors.SymbolicValueError(what, batch_sizes)  # type: ignore[arg-type]  # torch's stub has another class
+        raise refused("batch sizes that no packing made", batch_sizes)
     return found
 
 
-def _padded(g, data: TracedValue, packing: Packing) -> TracedValue:
+def _padded(g: GraphContext, data: TracedValue, packing: Packing) -> TracedValue:
     """Packed rows in their places, [steps, batch, ...]; beyond a sequence's end it means nothing."""
     known = record.padded.get(data.unique())
     if known is not None:
@@ -87,14 +87,14 @@ def _padded(g, data: TracedValue, packing: Packing) -> TracedValue:
     return g.op("Reshape", whole, g.op("Concat", packing.steps, packing.batch, rest, axis_i=0))
 
 
-def _packed(g, x: TracedValue, packing: Packing) -> TracedValue:
+def _packed(g: GraphContext, x: TracedValue, packing: Packing) -> TracedValue:
     data = g.op("Gather", _flat(g, x), packing.rows, axis_i=0)
     record.padded[data.unique()] = x
     return data
 
 
 @symbolic("aten::_pack_padded_sequence", args="v v b")
-def _pack(g, x, lengths, batch_first):
+def _pack(g: GraphContext, x: TracedValue, lengths: TracedValue, batch_first: bool) -> tuple[TracedValue, ...]:
     if batch_first:
         x = _swapped(g, x)
     lengths = g.op("Cast", lengths, to_i=_INT64)
@@ -112,7 +112,14 @@ def _pack(g, x, lengths, batch_first):
 
 
 @symbolic("aten::_pad_packed_sequence", args="v v b t v")
-def _pad(g, data, batch_sizes, batch_first, padding, total):
+def _pad(
+    g: GraphContext,
+    data: TracedValue,
+    batch_sizes: TracedValue,
+    batch_first: bool,
+    padding: torch.Tensor,
+    total: TracedValue,
+) -> tuple[TracedValue, ...]:
     packing = _packing(batch_sizes)
     x = _padded(g, data, packing)
     rank = get_tensor_rank(data) + 1
@@ -128,7 +135,7 @@ def _pad(g, data, batch_sizes, batch_first, padding, total):
 
 
 @symbolic("aten::select")
-def _first_size(g, x, dim, index):
+def _first_size(g: GraphContext, x: TracedValue, dim: TracedValue, index: TracedValue) -> TracedValue:
     """The first of the batch sizes is the batch's."""
     packing = record.packings.get(x.unique())
     if packing is None or maybe_get_const(index, "i") != 0:
@@ -137,7 +144,7 @@ def _first_size(g, x, dim, index):
 
 
 def _recurrent(kind: str, variant: str) -> None:
-    def layer(g, *operands):
+    def layer(g: GraphContext, *operands: Any) -> tuple[TracedValue, ...]:
         if not is_tensor_list(operands[3]):  # the form for padded sequences
             return NotImplemented
         data, batch_sizes, states, weights, *rest = operands

@@ -8,9 +8,9 @@ operators of the engine's own domain say what ONNX cannot: ``Embedding`` (no gra
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -23,6 +23,7 @@ from ortmodule.core.torch_private import (
     EXPORTER_GLOBALS,
     GraphContext,
     TensorType,
+    TracedGraph,
     TracedNode,
     TracedValue,
     exporter_parameters,
@@ -37,6 +38,10 @@ from ortmodule.core.torch_private import (
     translating,
     unpack_list,
 )
+from ortmodule.lowering.traced_tensors import of_any_size, rank_of
+
+if TYPE_CHECKING:
+    from ortmodule.core.traced_types import JitType, TracedBlock
 
 _SYMBOLICS: dict[str, Callable] = {}
 
@@ -45,6 +50,9 @@ class _Record(threading.local):
     """Of the latest export in this thread."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.failed = ""  # the operator of the trace whose translation raised
         self.made: dict[str, set[str]] = {}  # ONNX operators: the kinds that they are translations of
         self.inner: dict[str, set[str]] = {}  # ... the kinds in whose translation they are
@@ -59,16 +67,16 @@ record = _Record()
 def installed() -> Iterator[None]:
     """Inside, exports use the translations of this file."""
 
-    def run(graph, block, node, inputs, env, values_in_env, new_nodes, *rest):
+    def run(
+        graph: TracedGraph, block: TracedBlock, node: TracedNode, inputs: Sequence[TracedValue], env: Any,
+        values_in_env: Any, new_nodes: list[TracedNode], *rest: Any,
+    ) -> Any:  # fmt: skip
         own = _SYMBOLICS.get(_plain(node.kind()))
         opset = EXPORTER_GLOBALS.export_onnx_opset_version
-        parts = {
-            "params_dict": exporter_parameters(),
-            "env": env,
-            "values_in_env": values_in_env,
-            "new_nodes": new_nodes,
-        }
-        g = GraphContext(graph=graph, block=block, opset=opset, original_node=node, **parts)
+        g = GraphContext(
+            graph=graph, block=block, opset=opset, original_node=node, params_dict=exporter_parameters(), env=env,
+            values_in_env=values_in_env, new_nodes=new_nodes,
+        )  # fmt: skip
         record.failed = node.kind()
         known = len(new_nodes)
         result = NotImplemented if own is None else own(g, *inputs)
@@ -84,7 +92,7 @@ def installed() -> Iterator[None]:
             record.inner.setdefault(_onnx(made), set()).add(node.kind())
         return result
 
-    record.__init__()
+    record.clear()
     with translating(run):
         yield
 
@@ -125,7 +133,8 @@ def _tensor_type(value: TracedValue) -> TensorType | None:
 
 def _is_float(value: TracedValue) -> bool:
     kind = _tensor_type(value)
-    return kind is not None and kind.dtype() is not None and kind.dtype().is_floating_point
+    dtype = None if kind is None else kind.dtype()
+    return dtype is not None and dtype.is_floating_point
 
 
 def _like(value: TracedValue, made: TracedValue) -> TracedValue:
@@ -140,26 +149,31 @@ def _like(value: TracedValue, made: TracedValue) -> TracedValue:
 def symbolic(*kinds: str, args: str = "") -> Callable:
     """Registers the translation of these operators; `args` are the letters of `symbolic_helper.parse_args`."""
 
-    def register(function):
-        parsed = symbolic_helper.parse_args(*args.split())(function) if args else function
-        _SYMBOLICS.update(dict.fromkeys(kinds, parsed))
+    def register(function: Callable) -> Callable:
+        parse: Any = symbolic_helper.parse_args  # whose letters are literals to the type checker
+        _SYMBOLICS.update(dict.fromkeys(kinds, parse(*args.split())(function) if args else function))
         return function
 
     return register
+
+
+def refused(text: str, value: TracedValue) -> errors.SymbolicValueError:
+    """The exporter's error for a form of an operator that ONNX cannot say."""
+    return errors.SymbolicValueError(text, value)  # type: ignore[arg-type]  # torch's stub has another class
 
 
 # --- gradients that stop ----------------------------------------------------------------------------------------------
 
 
 @symbolic("aten::detach")
-def _detach(g, x):
+def _detach(g: GraphContext, x: TracedValue) -> TracedValue:
     if not _is_float(x) or not torch.is_grad_enabled():
         return x
     return _like(x, g.op(f"{DOMAIN}::StopGradient", x))
 
 
 @symbolic("ortmodule::sloped")
-def _sloped(g, value, x, slope):
+def _sloped(g: GraphContext, value: TracedValue, x: TracedValue, slope: TracedValue) -> TracedValue:
     return _own(g, "Sloped", value, x, slope) if torch.is_grad_enabled() else value
 
 
@@ -167,7 +181,7 @@ def _sloped(g, value, x, slope):
 
 
 @symbolic("ortmodule::call")
-def _call(g, operands, number, given):
+def _call(g: GraphContext, operands: TracedValue, number: TracedValue, given: TracedValue) -> TracedValue:
     traced = next(iter(next(g.original_node.outputs()).uses())).user
     numbers = [get_const(value, "i", "number") for value in (number, given)]
     made = g.op(
@@ -176,8 +190,7 @@ def _call(g, operands, number, given):
     )  # fmt: skip
     made = made if isinstance(made, (tuple, list)) else [made]
     for result, output in zip(made, traced.outputs(), strict=True):
-        kind = output.type()
-        result.setType(kind.with_sizes([None] * kind.dim()))
+        result.setType(of_any_size(output.type()))
     return g.op("prim::ListConstruct", *made)
 
 
@@ -185,9 +198,12 @@ def _call(g, operands, number, given):
 
 
 @symbolic("aten::embedding", args="v v i b v")
-def _embedding(g, weight, indices, padding_idx, scale_grad_by_freq, sparse):
+def _embedding(
+    g: GraphContext, weight: TracedValue, indices: TracedValue, padding_idx: int, scale_grad_by_freq: bool,
+    sparse: TracedValue,
+) -> TracedValue:  # fmt: skip
     if scale_grad_by_freq and torch.is_grad_enabled():
-        raise errors.SymbolicValueError("embedding with scale_grad_by_freq", weight)
+        raise refused("embedding with scale_grad_by_freq", weight)
     gathered = g.op("Gather", weight, indices)
     if padding_idx < 0 or not torch.is_grad_enabled():
         return gathered
@@ -195,7 +211,7 @@ def _embedding(g, weight, indices, padding_idx, scale_grad_by_freq, sparse):
 
 
 @symbolic("aten::one_hot")
-def _one_hot(g, x, classes):
+def _one_hot(g: GraphContext, x: TracedValue, classes: TracedValue) -> TracedValue:
     """A class out of range is refused where it is looked up among all classes."""
     zero, one = (g.op("Constant", value_t=torch.tensor(n)) for n in (0, 1))
     scalar = g.op("Constant", value_t=torch.zeros(0, dtype=torch.int64))
@@ -205,7 +221,10 @@ def _one_hot(g, x, classes):
 
 
 @symbolic("aten::layer_norm")
-def _layer_norm(g, x, shape, weight, bias, eps, cudnn):
+def _layer_norm(
+    g: GraphContext, x: TracedValue, shape: TracedValue, weight: TracedValue, bias: TracedValue, eps: TracedValue,
+    cudnn: TracedValue,
+) -> TracedValue:  # fmt: skip
     """Over dimensions whose sizes are computed: what counts is how many they are."""
     if isinstance(maybe_get_const(shape, "is"), (list, tuple)):
         return NotImplemented
@@ -219,17 +238,22 @@ def _layer_norm(g, x, shape, weight, bias, eps, cudnn):
 
 
 @symbolic("aten::group_norm", args="v i v v f b")
-def _group_norm(g, x, groups, weight, bias, eps, cudnn):
+def _group_norm(
+    g: GraphContext, x: TracedValue, groups: int, weight: TracedValue, bias: TracedValue, eps: float, cudnn: bool
+) -> TracedValue:
     channels = g.op("Shape", x, start_i=1, end_i=2)
-    numbers = [1.0, 0.0]
-    for i, given in enumerate((weight, bias)):
-        fill = torch.full((1,), numbers[i], dtype=_result(g).dtype())
-        numbers[i] = g.op("ConstantOfShape", channels, value_t=fill) if is_none(given) else given
-    return _own(g, "GroupNorm", x, *numbers, groups_i=groups, epsilon_f=eps)
+    operands = []
+    for number, given in ((1.0, weight), (0.0, bias)):
+        fill = torch.full((1,), number, dtype=_result(g).dtype())
+        operands.append(g.op("ConstantOfShape", channels, value_t=fill) if is_none(given) else given)
+    return _own(g, "GroupNorm", x, *operands, groups_i=groups, epsilon_f=eps)
 
 
 @symbolic("aten::_convolution", "aten::convolution")
-def _convolution(g, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *settings):
+def _convolution(
+    g: GraphContext, x: TracedValue, weight: TracedValue, bias: TracedValue, stride: TracedValue, padding: TracedValue,
+    dilation: TracedValue, transposed: TracedValue, output_padding: TracedValue, groups: TracedValue, *_: TracedValue,
+) -> TracedValue:  # fmt: skip
     """By a weight whose sizes are computed."""
     sizes = get_tensor_sizes(weight)
     if sizes is None or None not in sizes[2:]:
@@ -239,8 +263,8 @@ def _convolution(g, x, weight, bias, stride, padding, dilation, transposed, outp
     if not all(isinstance(v, (list, tuple)) for v in lists) or any(isinstance(v, TracedValue) for v in numbers):
         return NotImplemented
     rank = len(sizes) - 2
-    stride, padding, dilation, more = [list(v) * rank if len(v) == 1 else list(v) for v in lists]
-    options = {"strides_i": stride, "pads_i": padding * 2, "dilations_i": dilation, "group_i": numbers[1]}
+    strides, pads, dilations, more = [list(v) * rank if len(v) == 1 else list(v) for v in lists]
+    options = {"strides_i": strides, "pads_i": pads * 2, "dilations_i": dilations, "group_i": numbers[1]}
     if numbers[0] and any(more):
         options["output_padding_i"] = more
     rest = [] if is_none(bias) else [bias]
@@ -251,26 +275,31 @@ def _convolution(g, x, weight, bias, stride, padding, dilation, transposed, outp
 
 
 @symbolic("aten::cross_entropy_loss", args="v v v i i f")
-def _cross_entropy(g, logits, labels, weight, reduction, ignore_index, label_smoothing):
+def _cross_entropy(
+    g: GraphContext, logits: TracedValue, labels: TracedValue, weight: TracedValue, reduction: int, ignore_index: int,
+    label_smoothing: float,
+) -> TracedValue:  # fmt: skip
     """With smoothing; without it the exporter's own."""
     if not label_smoothing:
         return NotImplemented
     operands = [logits, labels] if is_none(weight) else [logits, labels, weight]
-    how = {"reduction_s": ("none", "mean", "sum")[reduction], "ignore_index_i": ignore_index}
+    how: dict[str, Any] = {"reduction_s": ("none", "mean", "sum")[reduction], "ignore_index_i": ignore_index}
     return _own(g, "SmoothedCrossEntropy", *operands, smoothing_f=label_smoothing, **how)
 
 
 @symbolic("aten::huber_loss", args="v v i f")
-def _huber_loss(g, x, target, reduction=1, delta=1.0):
-    return _distances(g, x, target, reduction, delta_f=delta)
+def _huber_loss(g: GraphContext, x: TracedValue, y: TracedValue, reduction: int = 1, delta: float = 1.0) -> TracedValue:
+    return _distances(g, x, y, reduction, delta_f=delta)
 
 
 @symbolic("aten::smooth_l1_loss", args="v v i f")
-def _smooth_l1_loss(g, x, target, reduction=1, beta=1.0):
-    return _distances(g, x, target, reduction, delta_f=beta, over_f=beta)
+def _smooth_l1_loss(
+    g: GraphContext, x: TracedValue, y: TracedValue, reduction: int = 1, beta: float = 1.0
+) -> TracedValue:
+    return _distances(g, x, y, reduction, delta_f=beta, over_f=beta)
 
 
-def _distances(g, x, target, reduction, **attributes):
+def _distances(g: GraphContext, x: TracedValue, target: TracedValue, reduction: int, **attributes: Any) -> TracedValue:
     """Huber's loss. A float64 ``delta`` that an attribute, which is float32, would not give back is a factor beside the
     loss of operands divided by it."""
     x, target = _alike(g, x, target)
@@ -283,7 +312,7 @@ def _distances(g, x, target, reduction, **attributes):
         x, target = g.op("Div", x, over), g.op("Div", target, over)
         attributes = {"delta_f": 1.0}
     each = g.op(f"{DOMAIN}::Huber", x, target, **attributes)
-    shape = max((list(g.original_node.inputs())[i].type().dim() for i in (0, 1)), default=0)
+    shape = max(rank_of(value) for value in list(g.original_node.inputs())[:2])
     each.setType(_result(g).with_sizes([None] * shape))
     if reduction != 0:
         each = g.op("ReduceMean" if reduction == 1 else "ReduceSum", each, keepdims_i=0)
@@ -293,12 +322,12 @@ def _distances(g, x, target, reduction, **attributes):
 # --- plain functions --------------------------------------------------------------------------------------------------
 
 
-def _own(g, name, *inputs, output=0, **attributes):
+def _own(g: GraphContext, name: str, *inputs: TracedValue, output: int = 0, **attributes: Any) -> TracedValue:
     """A node of our domain, with the type and the rank that the traced operator's result has."""
     made = g.op(f"{DOMAIN}::{name}", *inputs, **attributes)
     kind = list(g.original_node.outputs())[output].type()
     if isinstance(kind, TensorType) and kind.dim() is not None:
-        made.setType(kind.with_sizes([None] * kind.dim()))
+        made.setType(of_any_size(kind))
     return made
 
 
@@ -323,68 +352,68 @@ def result_type(g: GraphContext) -> torch.dtype:
     return dtype
 
 
-def _dtype(value):
+def _dtype(value: TracedValue) -> torch.dtype | None:
     kind = _tensor_type(value)
     return None if kind is None else kind.dtype()
 
 
-def _result(g) -> TensorType:
+def _result(g: GraphContext) -> JitType:
     """The type of the operator's first result in the trace."""
     return next(g.original_node.outputs()).type()
 
 
-def _alike(g, *values):
+def _alike(g: GraphContext, *values: TracedValue) -> list[TracedValue]:
     """Operands as the result's type; numbers and tensors alike."""
-    dtype = _result(g).dtype()
+    dtype = result_type(g)
     to = ONNX_TYPES[dtype]
     return [value if _dtype(value) == dtype else g.op("Cast", value, to_i=to) for value in values]
 
 
 @symbolic("aten::floor_divide")
-def _floor_divide(g, x, y):
+def _floor_divide(g: GraphContext, x: TracedValue, y: TracedValue) -> TracedValue:
     return _own(g, "FloorDiv", *_alike(g, x, y))
 
 
 @symbolic("aten::remainder", "aten::__mod__")
-def _remainder(g, x, y):
+def _remainder(g: GraphContext, x: TracedValue, y: TracedValue) -> TracedValue:
     return _own(g, "Remainder", *_alike(g, x, y))
 
 
 @symbolic("aten::fmod")
-def _fmod(g, x, y):
+def _fmod(g: GraphContext, x: TracedValue, y: TracedValue) -> TracedValue:
     return g.op("Mod", *_alike(g, x, y), fmod_i=1)
 
 
 @symbolic("aten::div", "aten::divide")
-def _div(g, x, y, rounding=None):
+def _div(g: GraphContext, x: TracedValue, y: TracedValue, rounding: TracedValue | None = None) -> TracedValue:
     mode = None if rounding is None else maybe_get_const(rounding, "s")
     if mode == "floor":
         return _own(g, "FloorDiv", *_alike(g, x, y))
-    if mode == "trunc" and _result(g).dtype().is_floating_point:
+    if mode == "trunc" and result_type(g).is_floating_point:
         quotient = g.op("Div", *_alike(g, x, y))
         return _own(g, "Trunc", _like(quotient, g.op(f"{DOMAIN}::StopGradient", quotient)))
     return NotImplemented
 
 
 @symbolic("aten::mish")
-def _mish(g, x):
+def _mish(g: GraphContext, x: TracedValue) -> TracedValue:
     return g.op("Mish", x) if EXPORTER_GLOBALS.export_onnx_opset_version >= 18 else NotImplemented
 
 
 @symbolic("aten::hardtanh", args="v f f")
-def _hardtanh(g, x, low, high):
+def _hardtanh(g: GraphContext, x: TracedValue, low: float, high: float) -> TracedValue:
     if not _is_float(x):
         return NotImplemented
     return _own(g, "HardTanh", x, min_f=low, max_f=high)
 
 
 @symbolic("aten::relu6")
-def _relu6(g, x):
+def _relu6(g: GraphContext, x: TracedValue) -> TracedValue:
     return _own(g, "HardTanh", x, min_f=0.0, max_f=6.0) if _is_float(x) else NotImplemented
 
 
 @symbolic("aten::dropout", args="v f b")
-def _dropout(g, x, p, train):
+def _dropout(g: GraphContext, x: TracedValue, p: float, train: bool) -> TracedValue:
     """All of it: zeros. The exporter's ratio is a float32."""
     if not train:
         return NotImplemented
@@ -395,31 +424,35 @@ def _dropout(g, x, p, train):
 
 
 @symbolic("aten::_grouped_mm")
-def _grouped_mm(g, rows, matrices, ends=None, bias=None, dtype=None):
+def _grouped_mm(
+    g: GraphContext, rows: TracedValue, matrices: TracedValue, ends: TracedValue | None = None,
+    bias: TracedValue | None = None, dtype: TracedValue | None = None,
+) -> TracedValue:  # fmt: skip
     """Of one matrix for each group of rows; PyTorch has more forms."""
     given = [is_none(x) for x in (ends, bias, dtype)]
-    ranks = [_tensor_type(x).dim() for x in list(g.original_node.inputs())[:2]]
+    ranks = [rank_of(x) for x in list(g.original_node.inputs())[:2]]
     if given != [False, True, True] or ranks != [2, 3]:
-        raise errors.SymbolicValueError("a grouped product of this form", rows)
-    return _own(g, "GroupedMatMul", rows, matrices, ends)
+        raise refused("a grouped product of this form", rows)
+    return _own(g, "GroupedMatMul", rows, matrices, ends)  # type: ignore[arg-type]  # it is none of those that are None
 
 
 # --- along a dimension ------------------------------------------------------------------------------------------------
 
 
-def _rank(g) -> int:
+def _rank(g: GraphContext) -> int | None:
     return next(g.original_node.inputs()).type().dim()
 
 
 @symbolic("aten::squeeze")
-def _squeeze(g, x, dim=None):
+def _squeeze(g: GraphContext, x: TracedValue, dim: TracedValue | None = None) -> TracedValue:
     """What is one in the trace goes. What is not has to stay: a run that would be different is found by what was read,
     or refused by the engine."""
     traced = next(g.original_node.inputs())
-    sizes = traced.type().varyingSizes()
+    kind = _tensor_type(traced)
+    sizes = None if kind is None else kind.varyingSizes()
     if sizes is None:
         return NotImplemented
-    dims = range(len(sizes))
+    dims = set(range(len(sizes)))
     if dim is not None and sizes:
         named = maybe_get_const(dim, "t")
         dims = {d % len(sizes) for d in torch.as_tensor(named).reshape(-1).tolist()}
@@ -444,42 +477,44 @@ def _is_read(value: TracedValue, dim: int) -> bool:
 
 
 @symbolic("aten::cumprod", args="v i v")
-def _cumprod(g, x, dim, dtype):
+def _cumprod(g: GraphContext, x: TracedValue, dim: int, dtype: TracedValue) -> TracedValue:
     return _own(g, "CumProd", *_alike(g, x), axis_i=dim) if _rank(g) else _alike(g, x)[0]
 
 
 @symbolic("aten::logcumsumexp", args="v i")
-def _logcumsumexp(g, x, dim):
+def _logcumsumexp(g: GraphContext, x: TracedValue, dim: int) -> TracedValue:
     return _own(g, "LogCumSumExp", x, axis_i=dim) if _rank(g) else x
 
 
 @symbolic("aten::cummax", args="v i")
-def _cummax(g, x, dim):
+def _cummax(g: GraphContext, x: TracedValue, dim: int) -> tuple[TracedValue, ...]:
     return _cumulated(g, x, dim, "CumArgMax")
 
 
 @symbolic("aten::cummin", args="v i")
-def _cummin(g, x, dim):
+def _cummin(g: GraphContext, x: TracedValue, dim: int) -> tuple[TracedValue, ...]:
     return _cumulated(g, x, dim, "CumArgMin")
 
 
-def _cumulated(g, x, dim, name):
+def _cumulated(g: GraphContext, x: TracedValue, dim: int, name: str) -> tuple[TracedValue, ...]:
     if not _rank(g):
-        raise errors.SymbolicValueError(f"{name} of a tensor of rank 0", x)
+        raise refused(f"{name} of a tensor of rank 0", x)
     index = _own(g, name, x, axis_i=dim, output=1)
     return g.op("GatherElements", x, index, axis_i=dim), index
 
 
 @symbolic("aten::scatter_reduce", args="v i v v s b")
-def _scatter_reduce(g, x, dim, index, source, reduce, include_self):
+def _scatter_reduce(
+    g: GraphContext, x: TracedValue, dim: int, index: TracedValue, source: TracedValue, reduce: str, include_self: bool
+) -> TracedValue:
     names = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
     if not include_self or reduce not in names:
-        raise errors.SymbolicValueError(f"scatter_reduce by {reduce}", x)
+        raise refused(f"scatter_reduce by {reduce}", x)
     return g.op("ScatterElements", x, index, source, axis_i=dim, reduction_s=names[reduce])
 
 
 @symbolic("aten::pad")
-def _pad(g, x, pad, mode, value):
+def _pad(g: GraphContext, x: TracedValue, pad: TracedValue, mode: TracedValue, value: TracedValue) -> TracedValue:
     """Around a circle as one operator; the exporter has a copy for each side of each axis. Negative pads cut first, and
     what is left goes around."""
     if parse_arg(mode, "s") != "circular":
@@ -496,7 +531,7 @@ for _kinds, _name in (
     (("bitwise_xor", "__xor__", "__ixor__"), "Xor"),
 ):
 
-    def _bits(g, x, y, name=_name):
+    def _bits(g: GraphContext, x: TracedValue, y: TracedValue, name: str = _name) -> TracedValue:
         whole = _result(g).dtype() != torch.bool
         return g.op(f"Bitwise{name}" if whole else name, *_alike(g, x, y))
 
@@ -504,20 +539,22 @@ for _kinds, _name in (
 
 
 @symbolic("aten::signbit")
-def _signbit(g, x):
+def _signbit(g: GraphContext, x: TracedValue) -> TracedValue:
     if _is_float(x):
         return _own(g, "SignBit", x)
     return NotImplemented if _dtype(x) is None else g.op("Less", *_whole(g, x))
 
 
-def _whole(g, x):
+def _whole(g: GraphContext, x: TracedValue) -> tuple[TracedValue, ...]:
     """Integers or booleans, and a zero, as int64."""
     to = ONNX_TYPES[torch.int64]
     return g.op("Cast", x, to_i=to), g.op("Constant", value_t=torch.tensor(0))
 
 
 @symbolic("aten::linspace")
-def _linspace(g, start, end, steps, *options):
+def _linspace(
+    g: GraphContext, start: TracedValue, end: TracedValue, steps: TracedValue, *options: TracedValue
+) -> TracedValue:
     """From both ends towards the middle, in the result's type."""
     dtype, ends = _result(g).dtype(), list(g.original_node.inputs())[:2]
     if dtype is None or not dtype.is_floating_point:
@@ -543,21 +580,21 @@ def _linspace(g, start, end, steps, *options):
 
 
 @symbolic("aten::bitwise_not")
-def _bitwise_not(g, x):
+def _bitwise_not(g: GraphContext, x: TracedValue) -> TracedValue:
     return g.op("Not" if _result(g).dtype() == torch.bool else "BitwiseNot", x)
 
 
 @symbolic("aten::bitwise_left_shift", "aten::__lshift__", "aten::__ilshift__")
-def _left_shift(g, x, y):
+def _left_shift(g: GraphContext, x: TracedValue, y: TracedValue) -> TracedValue:
     return _shifted(g, x, y, "ShiftLeft")
 
 
 @symbolic("aten::bitwise_right_shift", "aten::__rshift__", "aten::__irshift__")
-def _right_shift(g, x, y):
+def _right_shift(g: GraphContext, x: TracedValue, y: TracedValue) -> TracedValue:
     return _shifted(g, x, y, "ShiftRight")
 
 
-def _shifted(g, x, y, name):
-    if _result(g).dtype().is_floating_point:
-        raise errors.SymbolicValueError("a shift of floats", x)
+def _shifted(g: GraphContext, x: TracedValue, y: TracedValue, name: str) -> TracedValue:
+    if result_type(g).is_floating_point:
+        raise refused("a shift of floats", x)
     return _own(g, name, *_alike(g, x, y))

@@ -52,10 +52,12 @@ def promote(graph: TracedGraph) -> None:
         else:
             _cast_as_computed(graph, node)
             continue
+        if wanted is None:
+            continue
         if takes_a_wide_factor(node):
             _cast_operands(graph, node, torch.float32)
             _round_result(graph, node, wanted)
-        elif wanted is not None:
+        else:
             _cast_operands(graph, node, wanted)
 
 
@@ -175,10 +177,10 @@ def _operands(node: TracedNode) -> Iterator[tuple[TracedNode, int, TracedValue]]
 
 def _compared_as(node: TracedNode) -> torch.dtype | None:
     a, b = list(node.inputs())[:2]
-    examples = [_example(a), _example(b)]
-    if None in (dtype_of(a), dtype_of(b)) or dtype_of(a) == dtype_of(b) or any(e is None for e in examples):
+    x, y = _example(a), _example(b)
+    if None in (dtype_of(a), dtype_of(b)) or dtype_of(a) == dtype_of(b) or x is None or y is None:
         return None
-    return torch.result_type(*examples)
+    return torch.result_type(x, y)
 
 
 def _example(value: TracedValue) -> torch.Tensor | float | None:
@@ -202,9 +204,9 @@ def _cast_as_computed(graph: TracedGraph, node: TracedNode) -> None:
     cross entropy has a softmax, which a GPU's autocast computes in float32. The type of the result shows it."""
     kind = node.kind()
     found = {dtype_of(value) for value in node.outputs()} if kind.startswith("aten::") else set()
-    if len(found) != 1 or not found <= _CAST_BY_AUTOCAST or kind in _CONVERSIONS or _is_told_its_type(node):
+    wanted = next(iter(found)) if len(found) == 1 else None
+    if wanted is None or wanted not in _CAST_BY_AUTOCAST or kind in _CONVERSIONS or _is_told_its_type(node):
         return
-    (wanted,) = found
     given = {dtype_of(value) for _, _, value in _operands(node)} & _CAST_BY_AUTOCAST
     if given and given != found and (len(given) == 1 or wanted is torch.float32):
         _cast_operands(graph, node, wanted, _CAST_BY_AUTOCAST)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE
-from ortmodule.capture.effects.filled_caches import MOST_CALLS, FillsCache
+from ortmodule.capture.effects.filled_caches import MOST_CALLS
 from ortmodule.core import pytree, torch_private
 from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import (
@@ -26,13 +26,17 @@ from ortmodule.core.errors import (
     Cause,
     Disagrees,
     DoesNotHold,
+    FillsCache,
     NoOtherGraph,
+    NotCaptured,
     NotInEngine,
     Raised,
     Unflattenable,
+    Waits,
 )
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.structures import tokens as pytree_tokens
 from ortmodule.core.torch_private import forward_level, in_backward, is_fx_tracing, peek_transform, traced
 from ortmodule.engine.autotune import Tuning
@@ -46,7 +50,7 @@ from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime.attachments import Attachments
 from ortmodule.runtime.calls import call_differences, capture_budget
-from ortmodule.runtime.calls.capture_budget import Budget, Variant, Waits
+from ortmodule.runtime.calls.capture_budget import Budget, Variant
 from ortmodule.runtime.calls.changing_numbers import Changing, lifted, note
 from ortmodule.runtime.calls.held_arguments import taken_from_module
 from ortmodule.runtime.calls.module_state import ModuleState, ModuleStates
@@ -66,14 +70,6 @@ TRANSFORMED = (
     "PyTorch runs calls of this module inside of torch.func transforms and forward-mode differentiation, which look at "
     "its operations"
 )
-
-
-class _NotCaptured(Exception):
-    """A forward that was assigned is not captured, for this ``reason``."""
-
-    def __init__(self, reason: NotInEngine) -> None:
-        super().__init__(reason.reason)
-        self.reason = reason
 
 
 class Dispatcher:
@@ -150,7 +146,7 @@ class Dispatcher:
         except CallsOwn:
             self._add_calling_own(kind)
             return self.given_forward(*args, **kwargs)  # type: ignore[misc]  # there is one
-        except _NotCaptured as found:
+        except NotCaptured as found:
             reason = found.reason
         # Not captured, or not now. The module's own forward may be within it, and can be.
         calls = self.usage.calls
@@ -194,7 +190,7 @@ class Dispatcher:
         if not isinstance(reason, NotInEngine):
             raise reason  # the caller's own, as PyTorch would raise it
         if which == ASSIGNED and reason.finish is None:
-            raise _NotCaptured(reason)
+            raise NotCaptured(reason)
         self.fallback.allow(reason)
         self.usage.pytorch += 1
         if reason.finish is not None:
@@ -324,7 +320,7 @@ class Dispatcher:
     def _unit(self, module: nn.Module) -> Any:
         if id(module) not in self._units:
             self._units[id(module)] = self._wrap(module, self.debug, self.given)
-            self._units[id(module)]._ortmodule.usage.inner = True
+            dispatcher_of(self._units[id(module)]).usage.inner = True
         return self._units[id(module)]
 
     def inside(self, path: str) -> contextlib.AbstractContextManager:
@@ -455,7 +451,7 @@ class Dispatcher:
         return self._waits(call, str(reason))
 
     def _waits(self, call: Call, reason: str) -> Waits:
-        waits = Waits(None, reason, "")
+        waits: Waits[Variant] = Waits(None, reason, "")
         waits.inputs = call.inputs[: call.count]
         return waits
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ortmodule import _core
+from ortmodule.core.errors import NotInTriton
 
 #: What elements are computed in -> Triton's type, and the bits of an unsigned word as wide.
 CLASSES = {
@@ -38,10 +39,6 @@ _TOKEN = re.compile(
 _LEVELS = ("||", "&&", "|", "^", "&", "== !=", "< > <= >=", "<< >>", "+ -", "* / %")
 
 
-class NotInTritonError(ValueError):
-    """A formula has something that there is no Triton for."""
-
-
 class Term(NamedTuple):
     """A part of an expression. ``text``: Triton's; ``is_truth``: a condition, of one bit; ``value``: of a constant."""
 
@@ -60,7 +57,7 @@ class _Parser:
     def __init__(self, text: str, names: Mapping[str, Term], kind: str) -> None:
         self.tokens = _TOKEN.findall(text)
         if "".join(self.tokens) != re.sub(r"\s+", "", text):
-            raise NotInTritonError(f"there is no Triton for {text}")
+            raise NotInTriton(f"there is no Triton for {text}")
         self.at, self.names, self.kind = 0, names, kind
         self.is_float = kind.startswith("float")
 
@@ -70,7 +67,7 @@ class _Parser:
     def take(self, expected: str | None = None) -> str:
         token = self.peek()
         if expected is not None and token != expected:
-            raise NotInTritonError(f"{expected} expected, {token or 'nothing'} found in {' '.join(self.tokens)}")
+            raise NotInTriton(f"{expected} expected, {token or 'nothing'} found in {' '.join(self.tokens)}")
         self.at += 1
         return token
 
@@ -79,7 +76,7 @@ class _Parser:
     def whole(self) -> Term:
         found = self.choice()
         if self.peek():
-            raise NotInTritonError(f"{self.peek()} is left of {' '.join(self.tokens)}")
+            raise NotInTriton(f"{self.peek()} is left of {' '.join(self.tokens)}")
         return found
 
     def choice(self) -> Term:
@@ -153,7 +150,7 @@ class _Parser:
         if self.peek() == "(":
             return self.call(token)
         if token not in self.names:
-            raise NotInTritonError(f"{token or 'the end'} has no meaning in {' '.join(self.tokens)}")
+            raise NotInTriton(f"{token or 'the end'} has no meaning in {' '.join(self.tokens)}")
         return self.names[token]
 
     @staticmethod
@@ -179,7 +176,7 @@ class _Parser:
             return Term(f"{_FUNCTIONS[name]}({given})")
         if name in _LIBDEVICE:
             return Term(f"libdevice.{name}({given})")
-        raise NotInTritonError(f"there is no {name} in Triton")
+        raise NotInTriton(f"there is no {name} in Triton")
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -197,7 +194,7 @@ class _Parser:
         if operator == "/" and self.is_float:
             return Term(f"tl.div_rn({a}, {b})" if self.kind == "float32" else f"({a} / {b})")
         if operator in "/%":
-            raise NotInTritonError("integers are not divided in Triton, where that rounds in another way")
+            raise NotInTriton("integers are not divided in Triton, where that rounds in another way")
         return Term(f"({a} {operator} {b})")
 
     def text(self, term: Term) -> str:
@@ -250,7 +247,7 @@ def translated(formula: Formula, operands: list[Term], parameters: list[str], pr
     """Lines that come before, and the expression of the result, in the class that it has.
 
     ``operands``: values in the formula's class; ``parameters``: p0 and p1, as names of numbers in that class;
-    ``prefix``: of names that the lines may define. NotInTritonError where there is no Triton for it.
+    ``prefix``: of names that the lines may define. NotInTriton where there is no Triton for it.
     """
     names = dict(zip("xyzw", operands, strict=False)) | {
         f"p{i}": Term(parameter) for i, parameter in enumerate(parameters)
@@ -288,7 +285,7 @@ def pointwise_operators() -> dict[str, frozenset[str]]:
         try:
             if name != "DropoutTrain":
                 translated(formula, operands, ["p", "q"], "s_")
-        except NotInTritonError:
+        except NotInTriton:
             continue
         found.setdefault(name, set()).add(kind)
     return {name: frozenset(kinds) for name, kinds in found.items()}

@@ -1,5 +1,8 @@
-"""Forward's helpers change classes, variables and tensors that no code of a module names: each call of a captured
-module changes as much as one of PyTorch's, and reads what PyTorch's reads, in later captures, too."""
+"""Forward's helpers change classes, variables and tensors that no code of a module names, as often as in PyTorch.
+
+Each call of a captured module changes as much as one of PyTorch's, and reads what PyTorch's reads, in later captures,
+too.
+"""
 
 import copy
 import itertools

@@ -1,5 +1,7 @@
-"""A module whose function knows other modules (the copy of one that closes over its own submodules): the engine runs
-it, and the gradients reach their parameters."""
+"""The engine runs modules whose function knows other modules, and gradients reach the parameters of those.
+
+As the copy of one that closes over its own submodules.
+"""
 
 import copy
 

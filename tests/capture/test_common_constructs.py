@@ -1,5 +1,4 @@
-"""Constructs of public training programs, one small module each: the engine runs it, or all but the named submodules,
-and results and gradients are PyTorch's."""
+"""The engine runs constructs of public training programs, or all but named submodules, as PyTorch does."""
 
 import copy
 

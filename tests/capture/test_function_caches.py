@@ -1,4 +1,4 @@
-"""Functions with a cache that are given sizes: one graph for all of them, and nothing of a trace stays in the cache."""
+"""Functions with a cache that are given sizes have one graph, and nothing of a trace stays in the cache."""
 
 import functools
 import sys

@@ -1,5 +1,7 @@
-"""What forward hides where neither its code nor attributes show it: each call of a captured module hides as much as one
-of PyTorch's, the same values with the same gradients, and nothing of a trace stays there."""
+"""A captured module hides as much as PyTorch's, where neither its code nor attributes show it.
+
+Each call: the same values with the same gradients, and nothing of a trace stays there.
+"""
 
 import collections
 import contextvars

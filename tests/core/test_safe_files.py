@@ -1,4 +1,4 @@
-"""Files that other users can write are not trusted, symbolic links are not followed, and locks do not wait for ever."""
+"""Files that others can write are not trusted, symbolic links not followed, and locks do not wait for ever."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""A gradient that is off by rounding is excused; one that is wrong is not, however small it is beside the others."""
+"""A gradient that is off by rounding is excused; a wrong one is not, however small beside the others."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Private names of PyTorch: all are in one table, and one that is missing is told of, once, and has a way around it."""
+"""Private names of PyTorch are in one table; a missing one is told of, once, and has a way around."""
 
 import ast
 import importlib

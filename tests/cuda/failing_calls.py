@@ -1,5 +1,7 @@
-"""Lets each call of the emulated driver fail in turn: a test's work ends in an error that names it, or goes another
-way."""
+"""Lets each call of the emulated driver fail in turn.
+
+A test's work ends in an error that names the call, or goes another way.
+"""
 
 from ortmodule import _core
 

@@ -1,4 +1,6 @@
-"""Where NVIDIA's headers, libraries and tools are on this machine. No test needs them all; what is missing skips one.
+"""Finds NVIDIA's headers, libraries and tools on this machine; a test skips where what it needs is missing.
+
+No test needs them all; what is missing skips one.
 
 They are looked for, in this order, in the folders of NVIDIA_PACKAGES (like PATH; each holds `nvidia` or `triton`), in
 the environments of scripts/test-with (WITH_ENVIRONMENTS, `.venv-with`), among the installed packages, in a CUDA toolkit

@@ -1,5 +1,7 @@
-"""Casts between float32 and 16-bit floats on the emulated GPU (kernels/pointwise.cu): of tensors that lie together, at
-any address and of any size, and of others. The bits are PyTorch's."""
+"""Casts between float32 and 16-bit floats on the emulated GPU have PyTorch's bits (kernels/pointwise.cu).
+
+Of tensors that lie together, at any address and of any size, and of others.
+"""
 
 import itertools
 

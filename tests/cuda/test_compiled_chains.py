@@ -1,4 +1,4 @@
-"""Chains that are compiled at run time: a libnvrtc of ours has the C compiler make kernels for the emulated GPU."""
+"""Chains are compiled at run time: our libnvrtc has the C compiler make kernels for the emulated GPU."""
 
 import contextlib
 import ctypes

@@ -1,5 +1,7 @@
-"""Batch norm and average pools by cuDNN (dnn_batchnorm.c, dnn_pool.c), on a library of ours that computes on
-the CPU (fake_dnn_norms.c), and by our kernels, where it does not take them or is not there."""
+"""Batch norm and average pools run by cuDNN, and by our kernels where it does not take them.
+
+On a library of ours that computes on the CPU (fake_dnn_norms.c): dnn_batchnorm.c, dnn_pool.c.
+"""
 
 import copy
 import warnings

@@ -1,5 +1,7 @@
-"""The host layer (driver.c) without a driver, without memory, which is torch's to give, without waiting: a
-step in which no size follows from data never does."""
+"""The host layer (driver.c) works without a driver, without memory, which is torch's to give, and without waiting.
+
+A step in which no size follows from data never waits.
+"""
 
 import copy
 import gc

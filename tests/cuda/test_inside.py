@@ -1,5 +1,7 @@
-"""An extension with the kernels inside, where there is no GPU: it is imported, says what is missing, and trains on the
-CPU. `scripts/test kernels-inside` runs this where there is nvcc."""
+"""An extension with kernels inside is imported without a GPU, says what is missing, and trains on the CPU.
+
+`scripts/test kernels-inside` runs this where there is nvcc.
+"""
 
 import copy
 import os

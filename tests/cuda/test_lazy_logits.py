@@ -1,4 +1,4 @@
-"""Logits that the script does not read are not computed on a GPU, either; later they have the bits of their forward."""
+"""Logits that the script does not read are not computed on a GPU; later they have their forward's bits."""
 
 import copy
 

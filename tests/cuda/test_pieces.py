@@ -1,4 +1,4 @@
-"""Kernels that walk rows eight elements at a time: rows of any length, tensors at any address, in every float type."""
+"""Kernels walk rows eight elements at a time: rows of any length, at any address, in every float type."""
 
 import copy
 import itertools

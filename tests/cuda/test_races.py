@@ -1,4 +1,4 @@
-"""The emulated GPU's own checks, each by a kernel that is wrong: threads that race, results that depend on an order.
+"""The emulated GPU's own checks find kernels that are wrong: threads that race, results that depend on an order.
 
 The kernels are compiled with the emulator into a program, so this needs no build but a C compiler. The engine's kernels
 are looked at in a build with RACES=1 (`scripts/test races`).

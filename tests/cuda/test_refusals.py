@@ -1,5 +1,7 @@
-"""What NVIDIA's libraries refuse when they are started (refusals.c): something slower does it, with the same
-result; it is not asked for again, and the user is told once."""
+"""What NVIDIA's libraries refuse when they are started something slower does, with the same result (refusals.c).
+
+The library is not asked for it again, and the user is told once.
+"""
 
 import os
 import shutil

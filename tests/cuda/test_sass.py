@@ -1,5 +1,7 @@
-"""The machine code of kernels that stream through memory, as NVIDIA's compilers make it: reads and writes of 16 bytes,
-no local memory, no division of 64 bits, 16-bit floats rounded by the instruction for it. Nothing is run.
+"""The machine code of kernels that stream through memory reads and writes 16 bytes, as NVIDIA's compilers make it.
+
+There is no local memory, no division of 64 bits, and 16-bit floats are rounded by the instruction for it. Nothing is
+run.
 
 Chains are those of the benchmarked models (benchmark_chains.py), compiled by NVRTC with the engine's options. With
 --full those of all rows.

@@ -1,4 +1,4 @@
-"""Attention of padded sequences by torch's kernels on a GPU: over the rows that the mask shows, or without a mask.
+"""Attention of padded sequences runs torch's kernels on a GPU: over the rows that the mask shows, or without one.
 
 Where padding_removal keeps just the rows that attention's mask shows, nothing is left of the mask but that a query sees
 no later key, and torch's flash attention or memory-efficient attention takes sequences of different lengths, whose

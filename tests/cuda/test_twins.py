@@ -1,4 +1,4 @@
-"""Kernels on an emulated GPU against those on the CPU: random numbers, and what depends on how many rows there are."""
+"""Kernels on an emulated GPU compute what those on the CPU do: random numbers, and results over many rows."""
 
 import contextlib
 from unittest import mock

@@ -1,5 +1,4 @@
-"""The reference of verify and of a fuzz target (ortmodule/debug/onnx_interpreter.py) against the operators' cases: it
-computes what PyTorch does for them, or raises."""
+"""The ONNX interpreter of verify and a fuzz target computes what PyTorch does for each case, or raises."""
 
 import pytest
 import torch

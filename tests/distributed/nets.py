@@ -1,4 +1,4 @@
-"""A small model of layers, and how two of its kind are trained side by side, on each of several processes."""
+"""Trains two copies of a small model of layers side by side, on each of several processes."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""torch.distributed.pipelining: each stage an ORTModule."""
+"""Trains by torch.distributed.pipelining, where each stage is an ORTModule."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""FSDP2 in the usual order: each layer is sharded, then the model, and ORTModule wraps that."""
+"""Trains with FSDP2 in the usual order: each layer is sharded, then the model, and ORTModule wraps that."""
 
 import os
 import types

@@ -1,4 +1,4 @@
-"""Tensor parallelism: `parallelize_module` with column- and row-wise plans, sequence parallelism, a 2-D mesh."""
+"""Trains with `parallelize_module`: column- and row-wise plans, sequence parallelism, a 2-D mesh."""
 
 import functools
 import warnings

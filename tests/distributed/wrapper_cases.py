@@ -1,4 +1,4 @@
-"""ORTModule first, then DistributedDataParallel or FSDP2 around it."""
+"""Trains with ORTModule first, then DistributedDataParallel or FSDP2 around it."""
 
 import contextlib
 

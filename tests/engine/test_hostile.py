@@ -1,8 +1,11 @@
-"""Hostile models: bytes that are no model, models that make no sense. Each is refused with an exception that is
-documented and a sentence that says what is wrong; nothing crashes, hangs or takes much memory.
+"""Hostile models are refused: bytes that are no model, models that make no sense.
+
+Each with an exception that is documented and a sentence that says what is wrong; nothing crashes, hangs or takes much
+memory.
 
 test_hostile_tensors.py does the same to calls, tests/c/test_hostile.c to the reader alone, with many more bytes;
-tests/ops/test_absurd.py to operators."""
+tests/ops/test_absurd.py to operators.
+"""
 
 import io
 import random

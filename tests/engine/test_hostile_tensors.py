@@ -1,5 +1,7 @@
-"""Hostile calls: tensors that do not fit a model, sizes of terabytes, what is no tensor, wrong use of a plan. Each is
-refused with an exception that is documented and a sentence that says what is wrong."""
+"""Hostile calls are refused: tensors that do not fit a model, sizes of terabytes, what is no tensor.
+
+And wrong use of a plan: each with an exception that is documented and a sentence that says what is wrong.
+"""
 
 import pytest
 import torch

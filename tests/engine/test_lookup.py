@@ -1,5 +1,7 @@
-"""Costly functions of bfloat16 are looked up for large tensors: with the bits of computing every element, and as
-near to the exact value as PyTorch is."""
+"""Costly functions of bfloat16 are looked up for large tensors, with the bits of computing every element.
+
+They are as near to the exact value as PyTorch's.
+"""
 
 import pytest
 import torch

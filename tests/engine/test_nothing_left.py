@@ -1,4 +1,4 @@
-"""Of a model that was trained and let go nothing is left: no object of it, and no byte that the engine counts."""
+"""Of a model that was trained and let go no object is left, and no byte that the engine counts."""
 
 import gc
 import sys

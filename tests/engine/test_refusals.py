@@ -1,4 +1,4 @@
-"""Graphs that turn out not to do: at other sizes than those of their trace, or in a part of the module."""
+"""Graphs turn out not to do: at sizes other than those of their trace, or in part of the module."""
 
 import copy
 from types import SimpleNamespace

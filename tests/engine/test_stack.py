@@ -1,4 +1,4 @@
-"""The engine's stack: no array on it is as large as a model or its data say, and threads may have small ones."""
+"""No array on the engine's stack is as large as a model or its data; threads may have small stacks."""
 
 import os
 import re

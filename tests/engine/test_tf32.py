@@ -1,5 +1,7 @@
-"""One setting of TF32 is read, whichever of torch's many was set: without a warning or an error, and as torch's own
-kernels read it. Each in a process of its own, since torch remembers that the older ones were used."""
+"""One setting of TF32 is read, whichever of torch's many was set, as torch's own kernels read it.
+
+Without a warning or an error. Each in a process of its own, since torch remembers that the older ones were used.
+"""
 
 import os
 import sys

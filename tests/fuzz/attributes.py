@@ -1,4 +1,4 @@
-"""Fuzz target: operators of PyTorch with drawn arguments, forward and backward, beside eager.
+"""Fuzzes operators of PyTorch with drawn arguments, forward and backward, beside eager.
 
 python -m tests.fuzz.attributes [--seconds S] [NUMBER...]
 """

@@ -1,5 +1,6 @@
-"""Fuzz target: what forward was given changes unseen, then backward. It gives eager's gradients or an error, and memory
-beside a tensor stays what it was.
+"""Fuzzes what changes unseen between forward and backward, which gives eager's gradients or an error.
+
+Memory beside a tensor stays what it was.
 
     python -m tests.fuzz.between [--seconds S] [NUMBER...]
 """

@@ -1,5 +1,6 @@
-"""The loop of fuzz targets in Python: a case is a number, from which everything is drawn. It raises what is wrong, and
-returns why it compares nothing, if so.
+"""Runs fuzz targets in Python in a loop: a case is a number, from which everything is drawn.
+
+It raises what is wrong, and returns why it compares nothing, if so.
 
 A folder holds what goes on: `next`, the number of the next case; `running`, the case that runs, which stays there when
 the process dies; `crash-N`, what case N said.

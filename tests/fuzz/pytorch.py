@@ -1,4 +1,4 @@
-"""Fuzz target: the models that `graphs` draws, forward and backward, beside PyTorch.
+"""Fuzzes the models that `graphs` draws, forward and backward, beside PyTorch.
 
 python -m tests.fuzz.pytorch [--seconds S] [NUMBER...]
 

@@ -1,5 +1,6 @@
-"""Fuzz target, for a build with an emulated GPU: threads replay the CUDA graphs of plans that they share, and plan,
-run, show, profile, tune and let go of plans beside it.
+"""Fuzzes threads that replay CUDA graphs of plans that they share, on an emulated GPU.
+
+They plan, run, show, profile, tune and let go of plans beside it.
 
 python -m tests.fuzz.replay [--seconds S] [NUMBER...]
 """

@@ -1,5 +1,7 @@
-"""Attention of many scores on a GPU, by kernels of torch's (csrc/cuda/libraries/attention.h): beside float64, and with
-dropout beside PyTorch, which draws the same elements. `scripts/gpu` runs them."""
+"""Attention of many scores on a GPU runs kernels of torch's (csrc/cuda/libraries/attention.h).
+
+Beside float64, and with dropout beside PyTorch, which draws the same elements. `scripts/gpu` runs them.
+"""
 
 import copy
 

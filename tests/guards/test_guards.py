@@ -1,4 +1,4 @@
-"""Guards: what a captured graph rests on is looked at in every call. Each case would fail with the result of before."""
+"""What a captured graph rests on is looked at in every call: each case fails with the result of before."""
 
 import copy
 import enum

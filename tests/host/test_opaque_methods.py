@@ -1,4 +1,4 @@
-"""A method of a submodule that no trace can follow is one node that PyTorch runs; the rest is the engine's."""
+"""A method of a submodule that no trace follows is one node that PyTorch runs; the engine has the rest."""
 
 import copy
 import itertools

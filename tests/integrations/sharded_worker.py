@@ -1,4 +1,6 @@
-"""One of two processes that fine-tune a Llama on real text under DeepSpeed or FSDP2; prints what it has seen as JSON.
+"""Fine-tunes a Llama under DeepSpeed or FSDP2 as one of two processes; prints what it has seen.
+
+On real text; as JSON.
 
 python -m tests.integrations.sharded_worker <rank> <file to meet at> <road> <folder for checkpoints>
 """

@@ -1,4 +1,4 @@
-"""Small models with random weights, a tokenizer, and real text: the documentation of Python's language."""
+"""Makes small models with random weights, a tokenizer, and real text: the documentation of Python's language."""
 
 import functools
 from pydoc_data import topics

@@ -1,5 +1,7 @@
-"""Every sampler of PyTorch, in place or not, with numbers or tensors, training or not: the engine runs the module, and
-given what it drew PyTorch computes the same, forward and backward (ORTMODULE_VERIFY)."""
+"""The engine runs every sampler of PyTorch, and given what it drew PyTorch computes the same (ORTMODULE_VERIFY).
+
+In place or not, with numbers or tensors, training or not, forward and backward.
+"""
 
 import pytest
 import torch

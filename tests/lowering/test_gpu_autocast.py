@@ -1,4 +1,4 @@
-"""Autocast of a GPU computes other operators in float32 than the CPU's: some that are only a part of what is traced.
+"""Autocast of a GPU computes other operators in float32 than the CPU's, some only a part of a trace's.
 
 The table is put in place of the CPU's, so a machine without a GPU sees what a trace there looks like.
 """

@@ -1,4 +1,4 @@
-"""python -m tests.models [NAME...] [--write] [--again] [--page]
+"""Runs the subjects: `python -m tests.models [NAME...] [--write] [--again] [--page]`.
 
 Without names: everything. A name may have wildcards; `--list` shows them. What was found with these very sources is
 not run again unless `--again` says so. ``--write`` puts what was found into docs/models.md. Named ones are told about

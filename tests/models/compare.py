@@ -1,4 +1,4 @@
-"""What it means that a module trains as in PyTorch, and that PyTorch does not run it."""
+"""Compares the training of a module with PyTorch's, and checks that PyTorch does not run it."""
 
 import inspect
 import sys

@@ -1,4 +1,4 @@
-"""A batch for any model of transformers, from the signature of its forward and its configuration.
+"""Makes a batch for any model of transformers, from the signature of its forward and its configuration.
 
 What a parameter takes is known by its name, as far as names are conventions (`input_ids`, `pixel_values`, `labels`).
 Where they are not (how many tokens an image takes the place of, whether images come as patches), there are several

@@ -1,4 +1,4 @@
-"""Every class of torch.nn as a module of one layer: inputs of two sizes, gradients of parameters and inputs."""
+"""Lists every class of torch.nn as a module of one layer, with inputs of two sizes."""
 
 import torch
 from torch import nn

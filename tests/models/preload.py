@@ -1,4 +1,4 @@
-"""What every process of a run over many models begins with, imported once."""
+"""Imports once what every process of a run over many models begins with."""
 
 import warnings
 

@@ -1,4 +1,7 @@
-"""Every subject in a process of its own, with limits on time and memory: one that aborts or hangs ends alone."""
+"""Runs each subject in a process of its own, with limits: one that aborts or hangs ends alone.
+
+The limits are on time and memory.
+"""
 
 import multiprocessing
 import resource

@@ -1,4 +1,4 @@
-"""What was found with the present sources, kept in build/models: a run that was stopped goes on where it was."""
+"""Keeps what was found with the present sources in build/models, where a stopped run goes on."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Everything that `python -m tests.models` tries, by name: families of transformers, parts of torch.nn, classics."""
+"""Lists everything that `python -m tests.models` tries: families of transformers, parts of torch.nn, classics."""
 
 import functools
 import itertools

@@ -1,4 +1,4 @@
-"""docs/models.md: what became of every model."""
+"""Writes docs/models.md: what became of every model."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Any architecture of transformers, built small: its own configuration with every size that is known shrunk.
+"""Builds any architecture of transformers small: its own configuration with every size that is known shrunk.
 
 A rule is a pattern for the names of fields and what becomes of a number or a list in such a field. Rules know the
 conventions of configurations, never a model. What they cannot know is how sizes have to fit each other in a way of one

@@ -1,4 +1,4 @@
-"""One module, of any kind, through the engine and in PyTorch: what came out, and what ran it.
+"""Runs one module, of any kind, through the engine and in PyTorch: what came out, and what ran it.
 
 A :class:`Subject` builds a module and makes batches of two sizes. Loss, every gradient (of parameters and of inputs
 that want one), buffers and everything that forward returns have to be PyTorch's. Where float32 does not agree,

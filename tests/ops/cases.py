@@ -1,4 +1,4 @@
-"""The list of operator cases: one declaration drives forward, gradient and timing tests and docs/ops.md.
+"""Lists the cases of operators, which drive forward, gradient and timing tests and docs/ops.md.
 
 A family module (tests/ops/families/<family>.py) reads
 

@@ -1,4 +1,4 @@
-"""A case as a one-node model, run by the engine and by PyTorch, and how the two are compared."""
+"""Makes a one-node model of a case, runs it in the engine and in PyTorch, and compares both."""
 
 import contextlib
 import math

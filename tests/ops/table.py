@@ -1,4 +1,4 @@
-"""What the cases cover: docs/ops.md, from the case list and the operator records.
+"""Writes docs/ops.md, from the case list and the operator records: what the cases cover.
 
     python -m tests.ops.table                      writes docs/ops.md
     python -m tests.ops.table --measure [NAME...]  with new figures, of these operators or all; others stay. The page

@@ -1,5 +1,7 @@
-"""Memory that is aligned to its elements and no further: operands, outputs, gradients behind an odd number of elements,
-as they lie in views of a user's tensors. Of odd sizes, of none, and read through views."""
+"""Memory may be aligned to its elements and no further: operands, outputs, gradients in views of a user's tensors.
+
+Behind an odd number of elements; of odd sizes, of none, and read through views.
+"""
 
 import zlib
 

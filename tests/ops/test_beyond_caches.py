@@ -1,5 +1,4 @@
-"""Results larger than caches, which are written past them where their rows begin with a cache line, and as usual where
-they do not."""
+"""Results larger than caches are written past them where their rows begin with a cache line, or as usual."""
 
 import onnx
 import pytest

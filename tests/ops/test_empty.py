@@ -1,5 +1,7 @@
-"""Operands without elements, and Resize between sizes that are drawn. Under sanitizers, too: a pointer to no elements
-may be NULL, which most functions of C do not take."""
+"""Operands may be without elements, and Resize goes between sizes that are drawn.
+
+Under sanitizers, too: a pointer to no elements may be NULL, which most functions of C do not take.
+"""
 
 import pytest
 import torch

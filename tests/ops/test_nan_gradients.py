@@ -1,7 +1,8 @@
-"""NaN in, NaN out: the gradients of ELU, SELU and CELU at NaN, alone, in chains, on the CPU and a GPU.
+"""Gradients of ELU, SELU and CELU at NaN are NaN: alone, in chains, on the CPU and a GPU.
 
 PyTorch's own differ by where an element lies: what a vector of the CPU computes is NaN, what is left of a row behind
-the last whole vector gets the gradient as it comes (docs/ops_torch.md)."""
+the last whole vector gets the gradient as it comes (docs/ops_torch.md).
+"""
 
 import pytest
 import torch

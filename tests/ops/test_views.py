@@ -1,5 +1,7 @@
-"""Chains of views: what is one node's business in the case list is here the planner's, who must see strides through
-reshapes, transposes, slices and repetitions, copy where there is no view, and differentiate all of it."""
+"""The planner sees strides through chains of views, copies where there is none, and differentiates all of it.
+
+What is one node's business in the case list is the planner's here: reshapes, transposes, slices and repetitions.
+"""
 
 import math
 

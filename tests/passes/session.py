@@ -1,4 +1,4 @@
-"""Exports a function or a module, and runs its graph with some of the passes: what the tests of passes share."""
+"""Exports a function or a module, and runs its graph with some of the passes."""
 
 import io
 import warnings

@@ -1,5 +1,7 @@
-"""Masks and biases that are known to hide nothing, and to add nothing, are in no plan: also where they are too large to
-be constants, as for many samples."""
+"""Masks and biases that are known to hide nothing, and to add nothing, are in no plan.
+
+Also where they are too large to be constants, as for many samples.
+"""
 
 import pytest
 import torch

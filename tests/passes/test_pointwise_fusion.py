@@ -1,5 +1,7 @@
-"""Chains of pointwise nodes as one kernel: the same bits as node by node, whatever the graph and the type, and as near
-to float64 as PyTorch."""
+"""Chains of pointwise nodes as one kernel have the bits that they have node by node.
+
+Whatever the graph and the type, and as near to float64 as PyTorch.
+"""
 
 import pytest
 import torch

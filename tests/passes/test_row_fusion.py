@@ -1,5 +1,7 @@
-"""Chains that read totals of their own rows, as one kernel: the bits of the chains and reductions one by one, and
-as near to float64 as PyTorch."""
+"""Chains that read totals of their own rows, as one kernel, have the bits of their nodes one by one.
+
+And are as near to float64 as PyTorch.
+"""
 
 import pytest
 import torch

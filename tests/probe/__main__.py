@@ -1,4 +1,4 @@
-"""python -m tests.probe [--dtype float32] [--few] [--write] [--page] [NAME...]
+"""Runs the probe: `python -m tests.probe [--dtype float32] [--few] [--write] [--page] [NAME...]`.
 
 Without names: every entry. A name may have wildcards. ``--write`` puts what was found into docs/ops_torch.md;
 ``--page`` runs nothing and writes the text around the cells anew.

@@ -1,4 +1,4 @@
-"""Common operators and layers, each in a small model behind a Linear: results and gradients, engine against PyTorch.
+"""Lists common operators and layers, each in a small model behind a Linear.
 
 ``python -m tests.probe.common [NAME...]`` shows what runs each.
 """

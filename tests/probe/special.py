@@ -1,4 +1,4 @@
-"""Operators on values at the edges of their type: NaN, infinities, zeros of both signs, denormals, huge numbers.
+"""Tries operators on values at the edges of their type: NaN, infinities, zeros of both signs, huge numbers.
 
 Pointwise operators get every value, or every pair of values; those over a dimension get rows that hold them among
 ordinary numbers, several in a row, rows of nothing else, and rows of equal numbers. Results and gradients have to be

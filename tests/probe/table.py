@@ -1,4 +1,4 @@
-"""docs/ops_torch.md: what runs each differentiable operator of PyTorch, by type."""
+"""Writes docs/ops_torch.md: what runs each differentiable operator of PyTorch, by type."""
 
 import re
 import textwrap

@@ -1,4 +1,4 @@
-"""One operator of torch's own list, on its sample inputs, through the engine and in PyTorch.
+"""Runs one operator of torch's own list on its sample inputs, through the engine and in PyTorch.
 
 The list is `torch.testing._internal.common_methods_invocations.op_db`: every entry that has gradients on the CPU. A
 sample becomes a module whose inputs are the sample's tensors; all else is written into it. Values, types, which results

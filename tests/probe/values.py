@@ -1,4 +1,4 @@
-"""Values that the small models have in common: the same in every call, and made before anything is traced."""
+"""Makes the values that small models have in common, the same in every call, before anything is traced."""
 
 import functools
 

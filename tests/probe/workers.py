@@ -1,4 +1,4 @@
-"""Probing in processes of their own: an operator that aborts or hangs is found, and the others go on."""
+"""Probes in processes of their own: an operator that aborts or hangs is found, and the others go on."""
 
 import multiprocessing
 import threading

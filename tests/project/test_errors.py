@@ -70,6 +70,42 @@ def test_what_is_raised():
     }
 
 
+ERRORS = ROOT / "ortmodule" / "core" / "errors.py"
+
+
+def defined_errors(text, known):
+    """Classes of exceptions that a file defines: those that derive from Python's, from ``known`` or from each other."""
+    found = set()
+    classes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+    while True:
+        own = {c.name for c in classes if any(is_error(base, known | found) for base in c.bases)}
+        if own == found:
+            return found
+        found = own
+
+
+def is_error(base, known):
+    name = ast.unparse(base).partition("[")[0].rpartition(".")[2]
+    python = getattr(builtins, name, None)
+    return name in known or (isinstance(python, type) and issubclass(python, BaseException))
+
+
+def test_errors_stand_in_one_module():
+    known = defined_errors(ERRORS.read_text(), set(dir(_core)))
+    assert len(known) > 30
+    files = sorted({path.resolve() for folder in FOLDERS for path in folder.rglob("*.py")} - {ERRORS})
+    found = {str(path.relative_to(ROOT)): defined_errors(path.read_text(), known) for path in files}
+    assert not {name: errors for name, errors in found.items() if errors}
+
+
+def test_a_class_of_errors_is_found():
+    assert defined_errors("class A(errors.Waits[int]): ...\nclass B(A, C): ...\nclass D(list): ...", {"Waits"}) == {
+        "A",
+        "B",
+    }
+    assert defined_errors("def f():\n    class A(KeyError): ...", set()) == {"A"}
+
+
 def test_public_errors():
     errors = [value for name in ortmodule.__all__ if isinstance(value := getattr(ortmodule, name), type)]
     errors = [error for error in errors if issubclass(error, BaseException)]

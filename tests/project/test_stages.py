@@ -1,4 +1,4 @@
-"""scripts/test: its stages have names, what has passed is known by all that tests read, and every test has a stage."""
+"""Stages of scripts/test have names, every test has a stage, and what has passed is known by what it reads."""
 
 import os
 import re

@@ -1,5 +1,7 @@
-"""A submodule whose tensors others see breaks the graph: values, gradients and buffers are PyTorch's, and the engine
-runs the rest."""
+"""A submodule whose tensors others see breaks the graph: values, gradients and buffers are PyTorch's.
+
+The engine runs the rest.
+"""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Captures take a share of the time in steps: what waits for a graph, what it is told, and what always runs."""
+"""Captures take a share of the time in steps: what waits for a graph, and what always runs."""
 
 import contextlib
 import warnings
@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ortmodule import Config, ORTModule, explain
-from ortmodule.core.errors import Cause, NotInEngine
+from ortmodule.core.errors import Cause, NotInEngine, Waits
 from ortmodule.core.logger import Log, LogLevel
 from ortmodule.runtime.calls import capture_budget
-from ortmodule.runtime.calls.capture_budget import Budget, Waits
+from ortmodule.runtime.calls.capture_budget import Budget
 
 
 class Clock:

@@ -1,5 +1,7 @@
-"""Parameters that forward changes (moving averages, norms that are bounded) and sparse gradients of embeddings are as
-in PyTorch; the engine runs the module, or all but the smallest submodule that does so."""
+"""Parameters that forward changes and sparse gradients of embeddings are as in PyTorch.
+
+Moving averages, norms that are bounded. The engine runs the module, or all but the smallest submodule that does so.
+"""
 
 import copy
 

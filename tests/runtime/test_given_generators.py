@@ -1,5 +1,7 @@
-"""torch.Generators among the arguments and in attributes: the values are those that PyTorch draws from that very
-generator, which goes on as in PyTorch."""
+"""Values of torch.Generators among arguments and in attributes are those that PyTorch draws from that very generator.
+
+It goes on as in PyTorch.
+"""
 
 import copy
 import random

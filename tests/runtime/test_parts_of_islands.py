@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ortmodule import Config, LogLevel, ORTModule, explain
+from ortmodule.core.errors import Waits
 from ortmodule.core.logger import Log
 from ortmodule.debug.verify import Verifier
 from ortmodule.runtime.calls import capture_budget, parts
@@ -238,7 +239,7 @@ def test_captures_of_parts_take_their_share(share, monkeypatch):
     if share == math.inf:
         ask(inner[1])
     else:
-        with pytest.raises(capture_budget.Waits):
+        with pytest.raises(Waits):
             ask(inner[1])
     whole.refused.seconds = 400.0
     ask(inner[2])

@@ -1,5 +1,7 @@
-"""What the loss turns out not to depend on has a gradient of zeros where PyTorch gives zeros, and none where it gives
-none: an optimizer with weight decay or momentum changes the one parameter, and leaves the other alone."""
+"""What the loss does not depend on has a gradient of zeros, or none, as in PyTorch.
+
+An optimizer with weight decay or momentum changes the one parameter, and leaves the other alone.
+"""
 
 import copy
 

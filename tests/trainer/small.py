@@ -1,4 +1,4 @@
-"""A small classifier, its batches and its description, for tests of ORTTrainer."""
+"""Makes a small classifier, its batches and its description, for tests of ORTTrainer."""
 
 import torch
 from torch import nn

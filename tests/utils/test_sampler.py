@@ -1,4 +1,4 @@
-"""Samplers that balance the work of ranks: what an epoch has, how even it is, going on in its middle, bad input."""
+"""Samplers balance the work of ranks: what an epoch has, how even it is, going on in its middle."""
 
 import inspect
 import warnings

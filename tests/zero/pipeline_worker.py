@@ -1,4 +1,4 @@
-"""One of two stages of DeepSpeed's pipeline, of layers as they are and as ORTModules; prints what both learn as JSON.
+"""Runs one of two stages of DeepSpeed's pipeline, of layers as they are and as ORTModules; prints both.
 
 python pipeline_worker.py <rank> <port>
 """

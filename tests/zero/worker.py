@@ -1,4 +1,4 @@
-"""One of two processes that train under DeepSpeed, with our parts and without; prints what it has seen as JSON.
+"""Trains under DeepSpeed as one of two processes, with our parts and without; prints what it has seen.
 
 python worker.py <rank> <port> <dtype,dtype...> <folder for checkpoints>
 """

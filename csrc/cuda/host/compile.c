@@ -1,4 +1,4 @@
-/* compile.c -- the table of compiled chains, by program and architecture. A kernel is good for all devices of one. */
+/* compile.c -- keeps compiled chains, by program and architecture. A kernel is good for all devices of one. */
 #define _GNU_SOURCE
 #include "cuda/host/compile.h"
 

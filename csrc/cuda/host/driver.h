@@ -1,4 +1,4 @@
-/* driver.h -- NVIDIA's driver, found at run time: devices, kernels by name, launches.
+/* driver.h -- finds NVIDIA's driver at run time: devices, kernels by name, launches.
  *
  * Nothing here is linked or required, and no header of CUDA is included: the entry points are declared once, in
  * DRIVER_FUNCTIONS. Without a driver, or in a build without kernels, opening a device says so in a sentence, and the

@@ -1,4 +1,4 @@
-/* functions.h -- inside of this folder: the driver's entry points, declared once, and how a call of one fails. */
+/* functions.h -- declares, inside of this folder, the driver's entry points, once, and how a call of one fails. */
 #ifndef ORT_CUDA_FUNCTIONS_H
 #define ORT_CUDA_FUNCTIONS_H
 

@@ -1,4 +1,4 @@
-/* generate.c -- the table of steps, and a chain as the text of a kernel: what fused.cu interprets, step by step, with
+/* generate.c -- writes a chain as the text of a kernel, by a table: what fused.cu interprets, step by step, with
  * the types, and the way that each operand is read, written out. */
 #include "cuda/host/generate.h"
 #include "cuda/host/driver.h"

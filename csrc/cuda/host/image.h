@@ -1,4 +1,4 @@
-/* image.h -- the compiled kernels of each family, for every architecture, as blocks of bytes in the extension. */
+/* image.h -- declares the compiled kernels of each family, for every architecture, as blocks of bytes. */
 #ifndef ORT_CUDA_IMAGE_H
 #define ORT_CUDA_IMAGE_H
 

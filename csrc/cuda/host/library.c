@@ -1,4 +1,4 @@
-/* library.c -- dlopen and dlsym. */
+/* library.c -- calls dlopen and dlsym. */
 #define _GNU_SOURCE
 #include "cuda/host/library.h"
 

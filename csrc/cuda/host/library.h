@@ -1,4 +1,4 @@
-/* library.h -- a library of CUDA's, found at run time: its entry points, declared once in a table, fill a structure. */
+/* library.h -- opens a library of CUDA's at run time: its entry points, declared once in a table, fill a structure. */
 #ifndef ORT_CUDA_LIBRARY_H
 #define ORT_CUDA_LIBRARY_H
 

@@ -1,4 +1,4 @@
-/* named.c -- which node a number in a fault stands for: a table that grows to a limit, and forgets nothing. */
+/* named.c -- says which node a number in a fault stands for: a table that grows to a limit, and forgets nothing. */
 #include "cuda/host/named.h"
 
 #include <pthread.h>

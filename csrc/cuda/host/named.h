@@ -1,4 +1,4 @@
-/* named.h -- what a kernel may report travels with a number for its node. The report is seen after the step, maybe of
+/* named.h -- numbers nodes for what kernels may report. The report is seen after the step, maybe of
  * another plan, when the node itself may be gone: so its name is kept. */
 #ifndef ORT_CUDA_NAMED_H
 #define ORT_CUDA_NAMED_H

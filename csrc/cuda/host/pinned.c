@@ -1,4 +1,4 @@
-/* pinned.c -- one stream a device for copies from and to pinned memory, ordered with others by two events. */
+/* pinned.c -- orders one stream a device, for copies from and to pinned memory, with others by two events. */
 #include "cuda/host/pinned.h"
 
 #include "cuda/host/functions.h"

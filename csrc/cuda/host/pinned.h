@@ -1,4 +1,4 @@
-/* pinned.h -- pinned memory of the host, and copies to it and from it on a stream beside that of a run. */
+/* pinned.h -- copies to and from pinned memory of the host on a stream beside that of a run. */
 #ifndef ORT_CUDA_PINNED_H
 #define ORT_CUDA_PINNED_H
 

@@ -1,4 +1,4 @@
-/* refusals.c -- the list of what libraries did not take. */
+/* refusals.c -- keeps the list of what libraries did not take. */
 #include "cuda/host/refusals.h"
 
 #include <pthread.h>

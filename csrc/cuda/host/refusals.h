@@ -1,4 +1,4 @@
-/* refusals.h -- what a library of NVIDIA's was asked for and did not take, though it might have: kernels of ours, or
+/* refusals.h -- notes what a library of NVIDIA's did not take, though it might have: kernels of ours, or
  * other algorithms, did it. Nothing is wrong then, but slower; Python tells it once (py/module.c). */
 #ifndef ORT_CUDA_REFUSALS_H
 #define ORT_CUDA_REFUSALS_H

@@ -1,4 +1,4 @@
-/* replay.c -- which sections there are, what addresses they were recorded with, and when to record. */
+/* replay.c -- says which sections there are, what addresses they were recorded with, and when to record. */
 #include "cuda/host/replay.h"
 
 #include "cuda/host/refusals.h"

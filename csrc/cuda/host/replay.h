@@ -1,4 +1,4 @@
-/* replay.h -- a plan's instructions as CUDA graphs: a section, many in a row, costs the host what one kernel does.
+/* replay.h -- runs a plan's instructions as CUDA graphs: a section, many in a row, costs the host what one kernel does.
  *
  * A graph knows addresses. Memory of a step comes back at few different ones, so a section is recorded when the same
  * addresses are seen for the second time, and started as a whole whenever they are seen again; a recording that has not

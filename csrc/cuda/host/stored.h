@@ -1,4 +1,4 @@
-/* stored.h -- compiled kernels in a folder. */
+/* stored.h -- keeps compiled kernels in a folder. */
 #ifndef ORT_CUDA_STORED_H
 #define ORT_CUDA_STORED_H
 

@@ -1,4 +1,4 @@
-/* attention.cu -- twin of ops/attention/fused_attention_kernel.c: FusedAttention, with no score in memory.
+/* attention.cu -- mirrors ops/attention/fused_attention_kernel.c: FusedAttention, with no score in memory.
  *
  * A block has a tile of queries and goes over the keys, so nothing is added by two blocks, and sums depend on shapes
  * alone. */

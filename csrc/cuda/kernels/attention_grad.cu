@@ -1,4 +1,4 @@
-/* attention_grad.cu -- twin of ops/attention/fused_attention_kernel.c: FusedAttentionGrad, with no score in memory.
+/* attention_grad.cu -- mirrors ops/attention/fused_attention_kernel.c: FusedAttentionGrad, with no score in memory.
  *
  * The queries' gradient has a block for each tile of queries, which goes over the keys; the gradients of keys and values
  * have one for each tile of keys, which goes over the queries of all heads that share them; the bias's gradient has one

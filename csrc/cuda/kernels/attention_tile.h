@@ -1,4 +1,4 @@
-/* attention_tile.h -- what attention.cu and attention_grad.cu share: their argument, and tiles of scores.
+/* attention_tile.h -- declares what attention.cu and attention_grad.cu share: their argument, and tiles of scores.
  *
  * All is made of square tiles: SIDE queries by SIDE keys, and SIDE columns of an operand at a time. A block has 16 x 16
  * threads, and a thread the elements 16 apart in both directions of a tile. Tiles in which nothing is allowed are left

@@ -1,4 +1,4 @@
-/* batchnorm.cu -- twin of ops/norms/batchnorm.c. cuDNN's where it is there and takes it (dnn_batchnorm.c), x of 16 bits with
+/* batchnorm.cu -- mirrors ops/norms/batchnorm.c. cuDNN's where it is there (dnn_batchnorm.c), x of 16 bits with
  * parameters of float32, any other with its own type. Here a block has a channel: its elements in one sample after the
  * other. Moments and sums are joined in double. */
 #ifndef T

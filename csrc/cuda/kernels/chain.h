@@ -1,4 +1,4 @@
-/* chain.h -- a chain of pointwise operators as kernels see it: a small program over one element of every operand.
+/* chain.h -- describes a chain of pointwise operators to kernels: a small program over one element of every operand.
  *
  * The interpreter of fused.cu walks it; generate.c writes a kernel that is it. Both do what pointwise.cu does for one
  * operator, and round every step to its type, so that the bits are those of the single operators. */

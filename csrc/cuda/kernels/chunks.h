@@ -1,4 +1,4 @@
-/* chunks.h -- for kernels of which a block shares something long out in chunks, one a thread, and finds out what those
+/* chunks.h -- shares something long among a block's threads in chunks, one a thread, and finds out what those
  * before a thread's have. */
 #ifndef ORT_CUDA_CHUNKS_H
 #define ORT_CUDA_CHUNKS_H

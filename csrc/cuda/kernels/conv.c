@@ -1,4 +1,4 @@
-/* conv.c -- the CUDA side of ops/spatial/conv.c: Conv, ConvGradInput and ConvGradWeight are cuDNN's. */
+/* conv.c -- runs ops/spatial/conv.c on a GPU: Conv, ConvGradInput and ConvGradWeight are cuDNN's. */
 #include "cuda/kernels/move.h"
 #include "cuda/libraries/dnn.h"
 

@@ -1,4 +1,4 @@
-/* create.cu -- twin of ops/movement/create.c: Range, EyeLike; and of Trilu in ops/movement/movement.c. */
+/* create.cu -- mirrors ops/movement/create.c: Range, EyeLike; and of Trilu in ops/movement/movement.c. */
 #include "cuda/kernels/kernel.h"
 
 typedef struct range_args {

@@ -1,4 +1,4 @@
-/* cumulative.cu -- twin of ops/reductions/cumulative.c: CumSum.
+/* cumulative.cu -- mirrors ops/reductions/cumulative.c: CumSum.
  *
  * A block has a lane: `length` elements, `step` apart. Each thread adds up a chunk of it; the chunks' sums are
  * added up in order; then each thread goes through its chunk again. Floats are summed in double. */

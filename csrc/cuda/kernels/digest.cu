@@ -1,4 +1,4 @@
-/* digest.cu -- twin of core/digest.c: numbers that tell whether memory has changed.
+/* digest.cu -- mirrors core/digest.c: numbers that tell whether memory has changed.
  *
  * A block has a share of a tensor, whose words its threads take by turns, in chains as on the CPU; what they end with is
  * added up, each moved on by its thread's number: a change of one word is never lost, and sums of integers have no order. */

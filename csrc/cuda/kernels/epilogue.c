@@ -1,4 +1,4 @@
-/* epilogue.c -- the CUDA side of ops/products/epilogue.c: cuBLASLt's epilogues, and where it has none the product and then the
+/* epilogue.c -- runs ops/products/epilogue.c on a GPU: cuBLASLt's epilogues, or else the product and then the
  * operators that they stand for. */
 #include "cuda/kernels/reduce.h"
 #include "cuda/libraries/blas.h"

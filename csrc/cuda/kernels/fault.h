@@ -1,4 +1,4 @@
-/* fault.h -- what kernels tell the host, which both read: C and CUDA. */
+/* fault.h -- declares what kernels tell the host, which both read: C and CUDA. */
 #ifndef ORT_CUDA_FAULT_H
 #define ORT_CUDA_FAULT_H
 

@@ -1,4 +1,4 @@
-/* fold.cu -- the rest of ops/reductions/reduce_kernel.c and ops/reductions/argreduce.c: maxima, products, norms, sums of integers, and where
+/* fold.cu -- mirrors the rest of reduce_kernel.c and argreduce.c: maxima, products, norms, sums of integers, and where
  * extremes are.
  *
  * A block has a result; its threads fold elements in steps, then one folds what they have, in order. Where results are

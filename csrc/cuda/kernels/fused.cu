@@ -1,4 +1,4 @@
-/* fused.cu -- twin of ops/chains/fused.c: chains of pointwise operators as one kernel.
+/* fused.cu -- mirrors ops/chains/fused.c: chains of pointwise operators as one kernel.
  *
  * Where NVRTC is there a kernel is compiled for every chain (compile.h). Otherwise an interpreter runs them: a thread
  * takes one element, which has a place for each operand and step in the thread's own memory. */

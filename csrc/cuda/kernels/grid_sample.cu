@@ -1,4 +1,4 @@
-/* grid_sample.cu -- twin of ops/spatial/grid_sample.c, where the formulas are: sampling images where a grid says.
+/* grid_sample.cu -- mirrors ops/spatial/grid_sample.c, where the formulas are: sampling images where a grid says.
  *
  * A thread has a point, and a few channels of it. The gradient of the images adds up what points take from one pixel:
  * the taps of all points are sorted by their pixel (order.cu), and a block adds up those of one, in order. */

@@ -1,4 +1,4 @@
-/* grouped.cu -- twin of the products of groups of rows in ops/products/matmul.c: GroupedMatMul and GroupedMatMulOuter.
+/* grouped.cu -- mirrors the products of groups of rows in ops/products/matmul.c: GroupedMatMul and GroupedMatMulOuter.
  *
  * Where groups end is known on the GPU only, and the host does not wait for it: there are as many tiles of results as
  * there can be, and a block finds out which group its tile is of. Tiles are as in matmul.cu, 64 x 64 a block. */

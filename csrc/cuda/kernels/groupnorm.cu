@@ -1,4 +1,4 @@
-/* groupnorm.cu -- twin of the part of ops/norms/norm.c on groups of channels: GroupNorm and its gradient.
+/* groupnorm.cu -- mirrors the part of ops/norms/norm.c on groups of channels: GroupNorm and its gradient.
  *
  * A block has a row: the channels of one group of one sample. What a row adds to the gradients of scale and bias is
  * kept for each of its channels, and a second kernel adds up the samples, in order. */

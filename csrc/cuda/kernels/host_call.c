@@ -1,4 +1,4 @@
-/* host_call.c -- twin of ops/host_call.c: nodes that the host runs, on memory of a GPU.
+/* host_call.c -- mirrors ops/host_call.c: nodes that the host runs, on memory of a GPU.
  *
  * The host works on the stream of the run, so what came before is there when it begins, and what follows waits. */
 #include "cuda/host/driver.h"

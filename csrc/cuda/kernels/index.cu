@@ -1,4 +1,4 @@
-/* index.cu -- twin of ops/movement/index.c: Gather and its gradient.
+/* index.cu -- mirrors ops/movement/index.c: Gather and its gradient.
  *
  * The gradient of an embedding adds up rows of dy that went to one row. The indices are sorted first (order.cu), so that
  * those of a row stand together, in order. A thread adds up eight columns of a part of the sorted indices, whose length

@@ -1,4 +1,4 @@
-/* kernel.h -- what every .cu file of this folder includes, on whichever side it is compiled.
+/* kernel.h -- declares what every .cu file of this folder includes, on whichever side it is compiled.
  *
  * A family is one file. It is compiled twice: by the C compiler, which sees the part under ORT_HOST (the functions of
  * records: they fill a structure and start a kernel), and as kernels, which are the part under ORT_DEVICE. That part

@@ -1,4 +1,4 @@
-/* lane_scan.h -- template: the kernel SCAN of the arguments ARGS, which scans the lanes of a tensor, a block each.
+/* lane_scan.h -- serves as a template: the kernel SCAN of the arguments ARGS scans lanes of a tensor, a block each.
  *
  * A thread joins the elements of its chunk, then what the chunks before its own have, then goes through its chunk
  * again. A total is an A; it begins as START, and JOIN(total, x) goes on with x. READ(&a, at) is an element, and

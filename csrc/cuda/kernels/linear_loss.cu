@@ -1,4 +1,4 @@
-/* linear_loss.cu -- twin of ops/losses/linear_loss.c: LinearCrossEntropy and its gradient.
+/* linear_loss.cu -- mirrors ops/losses/linear_loss.c: LinearCrossEntropy and its gradient.
  *
  * Chunks of the rows, one after the other, are three products and the kernels of losses (loss.cu) between them. What all
  * losses are divided by is computed first, from the labels alone. The logits of a chunk are sums of the product as they

@@ -1,4 +1,4 @@
-/* loss.cu -- twin of ops/losses/loss.c: CrossEntropy, Nll and their gradients.
+/* loss.cu -- mirrors ops/losses/loss.c: CrossEntropy, Nll and their gradients.
  *
  * A block has a sample: its classes are `inner` apart, and a thread takes eight neighbours at a time, once: it adds up
  * exponentials as it looks for the maximum. Losses of samples are

@@ -1,4 +1,4 @@
-/* loss.h -- the kernels of losses (loss.cu), for other kernels that have logits (linear_loss.cu). */
+/* loss.h -- declares the kernels of losses (loss.cu), for others that have logits (linear_loss.cu). */
 #ifndef ORT_CUDA_LOSS_H
 #define ORT_CUDA_LOSS_H
 

@@ -1,4 +1,4 @@
-/* matmul.cu -- twin of ops/products/matmul.c: cuBLASLt where it takes the product, else a kernel that is there for every type,
+/* matmul.cu -- mirrors ops/products/matmul.c: cuBLASLt where it takes the product, else a kernel for every type,
  * stride and device: 64 x 64 results a block, 4 x 4 a thread, operands through shared memory. */
 #ifndef T
 #include "cuda/kernels/kernel.h"

@@ -1,4 +1,4 @@
-/* move.cu -- twin of ops/movement/move.c: strided copies and fills; and of the kernels made of nothing else: views, Contiguous,
+/* move.cu -- mirrors ops/movement/move.c: strided copies, fills; and kernels made of nothing else: views, Contiguous,
  * Concat, Place; and of ReverseSequence in ops/movement/movement.c.
  *
  * Where neighbours stay together they are moved as one word, of up to 16 bytes. Where the neighbours of one side are not

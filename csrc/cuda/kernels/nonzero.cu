@@ -1,4 +1,4 @@
-/* nonzero.cu -- twin of ops/movement/nonzero.c: how many elements are not 0, and where. One block goes through all of them, in
+/* nonzero.cu -- mirrors ops/movement/nonzero.c: how many elements are not 0, and where. A block goes through them, in
  * chunks. */
 #include "cuda/kernels/chunks.h"
 #include "cuda/kernels/kernel.h"

@@ -1,4 +1,4 @@
-/* norm.cu -- twin of ops/norms/norm.c: LayerNormalization, RMSNormalization, FusedNorm and their gradients, over the last
+/* norm.cu -- mirrors ops/norms/norm.c: LayerNormalization, RMSNormalization, FusedNorm, their gradients, over the last
  * axes.
  *
  * A block has a row, whose threads take eight neighbours at a time, of four places at once, and keep them where that is

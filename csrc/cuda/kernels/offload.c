@@ -1,4 +1,4 @@
-/* offload.c -- twin of ops/movement/offload.c: copies to and from pinned memory, beside what the run computes.
+/* offload.c -- mirrors ops/movement/offload.c: copies to and from pinned memory, beside what the run computes.
  *
  * One copy is under way at a time: an OffloadEnd comes before the next Offload, and a ReloadEnd before the next Reload. */
 #include "cuda/host/pinned.h"

@@ -1,4 +1,4 @@
-/* optim.cu -- twin of optim/: the rules, and sums of squares; chunks of many tensors in one launch.
+/* optim.cu -- mirrors optim/: the rules, and sums of squares; chunks of many tensors in one launch.
  *
  * The tensors of a launch are in its argument, so that nothing has to be copied to the GPU first: MOST_ROWS of them, of
  * any sizes, but of one combination of types. What depends on a step's number, the loss scale, an overflow or a norm

@@ -1,4 +1,4 @@
-/* optim_rule.h -- template of optim.cu: the kernel RULE, which does a rule to every chunk of a launch.
+/* optim_rule.h -- serves optim.cu as a template: the kernel RULE, which does a rule to every chunk of a launch.
  *
  * FACTORS(row, step) sets f; NAMES and ELEMENT are the rule's. WRITES says what of elements changes: their states,
  * their weights, or the sums that a rule measures of a chunk. All are forgotten. */

@@ -1,4 +1,4 @@
-/* order.cu -- a stable radix sort of numbers by their keys, a digit of 8 bits at a time, the lowest first.
+/* order.cu -- sorts numbers by their keys, stably, a digit of 8 bits at a time, the lowest first.
  *
  * A block has a chunk of the numbers, a warp of it a share of them, which it takes 32 at a time: lanes of one digit find
  * each other by ballots, so each knows how many are before it, and the first of them counts them all. Nothing is counted

@@ -1,4 +1,4 @@
-/* philox.h -- for kernels: the random words of core/philox.c, of a counter or of an element. */
+/* philox.h -- gives kernels the random words of core/philox.c, of a counter or of an element. */
 #ifndef ORT_CUDA_PHILOX_H
 #define ORT_CUDA_PHILOX_H
 

@@ -1,4 +1,4 @@
-/* pieces.h -- AT_ONCE neighbouring elements of any type, in pieces of 16 bytes where they lie so that these can be read and
+/* pieces.h -- takes AT_ONCE neighbouring elements of any type in pieces of 16 bytes where these can be read and
  * written. */
 #ifndef ORT_CUDA_PIECES_H
 #define ORT_CUDA_PIECES_H

@@ -1,4 +1,4 @@
-/* pointwise.cu -- every pointwise operator: twin of ops/pointwise/pointwise.c and of the functions in its families.
+/* pointwise.cu -- computes every pointwise operator: twin of ops/pointwise/pointwise.c and functions of its families.
  *
  * A thread takes four neighbouring elements at a time. An operand of which these lie together is read in one piece, a
  * single number once, any other element by element through its strides; narrow types are widened on the way. Casts

@@ -1,4 +1,4 @@
-/* pool.cu -- twin of ops/spatial/pool.c. A thread has a result: an output looks at its window, and in backward an element of x
+/* pool.cu -- mirrors ops/spatial/pool.c. A thread has a result: an output looks at its window, in backward an x
  * at the windows that see it, so nothing is added to one place by two threads.
  *
  * In backward of MaxPool each element collects from the windows that it is the largest of. Which element of a window

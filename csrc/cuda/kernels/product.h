@@ -1,4 +1,4 @@
-/* product.h -- matrix products on a GPU (matmul.cu): by cuBLASLt, or the kernel that is there for all others. */
+/* product.h -- multiplies matrices on a GPU (matmul.cu): by cuBLASLt, or the kernel that is there for all others. */
 #ifndef ORT_CUDA_PRODUCT_H
 #define ORT_CUDA_PRODUCT_H
 

@@ -1,4 +1,4 @@
-/* random.cu -- twin of ops/random/random.c: dropout and draws, with the very bits of core/philox.c.
+/* random.cu -- mirrors ops/random/random.c: dropout and draws, with the very bits of core/philox.c.
  *
  * A thread has a counter, whose four words belong to four elements 16 apart (the order within a group of 64); of a dropout
  * eight neighbours, read and written as pieces, for which its warp draws together. Where only some rows are there, each

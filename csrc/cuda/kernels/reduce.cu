@@ -1,4 +1,4 @@
-/* reduce.cu -- twin of ops/reductions/reduce_kernel.c: ReduceSum and ReduceMean of floats over any axes.
+/* reduce.cu -- mirrors ops/reductions/reduce_kernel.c: ReduceSum and ReduceMean of floats over any axes.
  *
  * Where the last axis is reduced a block has a result. Otherwise neighbouring results are neighbouring columns. Of few
  * rows a thread adds up eight of them, in order. Of more a block adds up to 256 over one part of the rows, whose number

@@ -1,4 +1,4 @@
-/* resize.cu -- twin of ops/spatial/resize.c: interpolation along one axis, by tables. */
+/* resize.cu -- mirrors ops/spatial/resize.c: interpolation along one axis, by tables. */
 #ifndef T
 #include "cuda/kernels/kernel.h"
 

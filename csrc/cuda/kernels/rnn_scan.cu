@@ -1,4 +1,4 @@
-/* rnn_scan.cu -- twin of ops/recurrent/rnn_scan.c, where the formulas are: step after step of a recurrent network, and back.
+/* rnn_scan.cu -- mirrors ops/recurrent/rnn_scan.c, where the formulas are: step after step of a network, and back.
  *
  * Each step is one product of the state with r (cuBLASLt, or the kernel of matmul.cu) and one kernel over the hidden
  * units of the batch, a thread a unit. No unit sees another's state within a step, so each step is in place. */

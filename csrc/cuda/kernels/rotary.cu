@@ -1,4 +1,4 @@
-/* rotary.cu -- twin of ops/attention/rotary.c: pairs of elements, one from each half of a row, turned by an angle. A thread has
+/* rotary.cu -- mirrors ops/attention/rotary.c: pairs of elements, one from each half of a row, turned. A thread has
  * ROW_PIECE neighbouring pairs where these can be read and written in pieces, else one. */
 #ifndef T
 #include "cuda/kernels/kernel.h"

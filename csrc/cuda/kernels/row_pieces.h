@@ -1,4 +1,4 @@
-/* row_pieces.h -- template of pieces.h: elements of rows, AT_ONCE at a time, computed with as T.
+/* row_pieces.h -- serves pieces.h as a template: elements of rows, AT_ONCE at a time, computed with as T.
  *
  * NAME(f) is f_float or f_double, NUMBER_AT reads a T from an element of any float type, OF_WORD makes one of bits;
  * IS_WIDE: T is float64. All are forgotten. */

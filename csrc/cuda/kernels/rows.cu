@@ -1,4 +1,4 @@
-/* rows.cu -- twin of ops/movement/rows.c: how many rows matter, which, and tensors that have only these; indices that
+/* rows.cu -- mirrors ops/movement/rows.c: how many rows matter, which, and tensors that have only these; indices that
  * are checked.
  *
  * One block counts, in chunks. Rows are moved in pieces of up to 16 bytes. */

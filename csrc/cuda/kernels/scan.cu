@@ -1,4 +1,4 @@
-/* scan.cu -- twin of ops/reductions/scan.c: products, log sums of exponentials and extremes along an axis, and their gradients.
+/* scan.cu -- mirrors ops/reductions/scan.c: products, log sums of exponentials, extremes along an axis, gradients.
  *
  * What may be put together in any grouping is shared out: a block has a lane, each thread a chunk of it; what the
  * chunks leave is put together in order, then each thread goes through its chunk again. A product may not: zero

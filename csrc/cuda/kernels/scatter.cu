@@ -1,4 +1,4 @@
-/* scatter.cu -- twin of ops/movement/scatter.c, and of GatherElements and GatherND in ops/movement/index.c: ScatterElements and ScatterND
+/* scatter.cu -- mirrors ops/movement/scatter.c, and GatherElements and GatherND: ScatterElements and ScatterND
  * that replace or combine.
  *
  * Where updates replace, each destination learns the number of its last one. Where they are combined, they are sorted by

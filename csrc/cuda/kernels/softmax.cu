@@ -1,4 +1,4 @@
-/* softmax.cu -- twin of ops/reductions/softmax.c and ops/attention/attention.c: Softmax, LogSoftmax, MaskedSoftmax and their gradients, the
+/* softmax.cu -- mirrors softmax.c and attention.c: Softmax, LogSoftmax, MaskedSoftmax and their gradients, the
  * first and the third with dropout, too.
  *
  * A block has a row: `length` elements, `inner` apart, of which a thread takes eight neighbours at a time, of four places

@@ -1,4 +1,4 @@
-/* tensor.h -- a warp's step of a product by tensor cores, of sm_80 on: 16 x 8 sums of 16 terms of 16-bit floats.
+/* tensor.h -- multiplies by tensor cores, of sm_80 on: a warp's step is 16 x 8 sums of 16 terms of 16-bit floats.
  *
  * Who has what is NVIDIA's definition of mma.m16n8k16. With `group` = lane / 4 and `pair` = lane % 4 a lane has
  *     A   rows group and group + 8, terms 2 pair, 2 pair + 1 (words 0 and 1), the same + 8 (words 2 and 3)

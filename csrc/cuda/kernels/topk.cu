@@ -1,4 +1,4 @@
-/* topk.cu -- twin of ops/reductions/topk.c: a block sorts a lane, by the keys of there, in a network of exchanges (Batcher 1968).
+/* topk.cu -- mirrors ops/reductions/topk.c: a block sorts a lane by its keys in a network of exchanges (Batcher 1968).
  *
  * The network's order of work depends on the length alone. Lengths are filled up to a power of two with what comes
  * last. A block has memory for one lane; blocks stride over what lanes there are. */

@@ -1,4 +1,4 @@
-/* torch_attention.cu -- FusedAttention by torch's kernels (cuda/libraries/attention.h).
+/* torch_attention.cu -- runs FusedAttention by torch's kernels (cuda/libraries/attention.h).
  *
  * Of rows that matter, sequences of different lengths are made: where each begins among the listed rows is counted on
  * the GPU. Results lie in memory that torch allocated, on the same stream, and are copied; of listed rows zeros where

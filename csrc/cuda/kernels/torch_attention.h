@@ -1,4 +1,4 @@
-/* torch_attention.h -- FusedAttention by torch's own kernels, where a pass has asked for that (torch_attention.cu).
+/* torch_attention.h -- runs FusedAttention by torch's kernels, where a pass has asked for that (torch_attention.cu).
  *
  * *done is false, without an error, where torch cannot: nothing has been started then, and our kernels follow. Both leave
  * the same behind, so forward and backward may go different ways. */

@@ -1,4 +1,4 @@
-/* triton.c -- twin of ops/chains/triton.c: starts kernels that Triton has compiled, and keeps them by program and architecture.
+/* triton.c -- mirrors ops/chains/triton.c: starts kernels that Triton has compiled, and keeps them by program.
  *
  * They are compiled when a plan is made, in its dry run; what only a run knows, that an address is less aligned than the
  * plan could hope, has another compiled then. With ORTMODULE_ENABLE_TUNING the ways to cut a kernel that has not run are

@@ -1,4 +1,4 @@
-/* attention.c -- the three kernels of torch's, the fastest first. */
+/* attention.c -- calls the three kernels of torch's, the fastest first. */
 #include "cuda/libraries/attention.h"
 
 #include "cuda/host/refusals.h"

@@ -1,4 +1,4 @@
-/* attention.h -- torch's attention kernels for GPUs, called through its C shim: cuDNN's, flash attention, and the
+/* attention.h -- calls torch's attention kernels for GPUs through its C shim: cuDNN's, flash attention, and the
  * memory-efficient one.
  *
  * Each leaves y and, of each row, the log of the sum of its exponentials, so backward may take another than forward did;

@@ -1,4 +1,4 @@
-/* attention_drawn.h -- what torch's memory-efficient kernel drew elements by, which backward has to have on the host.
+/* attention_drawn.h -- says what torch's memory-efficient kernel drew elements by, which backward has to have.
  *
  * It lies beside the run's activations on the GPU, too, where reading it waits for all that the GPU still has to do. */
 #ifndef ORT_CUDA_ATTENTION_DRAWN_H

@@ -1,4 +1,4 @@
-/* blas_describe.c -- a product as cuBLASLt is told of it, and the algorithms that the library names for it. */
+/* blas_describe.c -- describes a product to cuBLASLt, and lists the algorithms that the library names for it. */
 #include "cuda/libraries/blas_product.h"
 
 enum { COMPUTE_F32 = 68, COMPUTE_F64 = 70, COMPUTE_TF32 = 77 };

@@ -1,4 +1,4 @@
-/* blas_product.h -- cuBLASLt's entry points and products that it was told of: what blas.c and blas_tune.c share. */
+/* blas_product.h -- declares cuBLASLt's entry points and products that it knows: what blas.c and blas_tune.c share. */
 #ifndef ORT_CUDA_BLAS_PRODUCT_H
 #define ORT_CUDA_BLAS_PRODUCT_H
 

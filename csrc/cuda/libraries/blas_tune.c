@@ -1,4 +1,4 @@
-/* blas_tune.c -- which of its algorithms cuBLASLt is fastest with, product by product.
+/* blas_tune.c -- measures which of its algorithms cuBLASLt is fastest with, product by product.
  *
  * The library's heuristic names some, best guess first. Each runs on memory that the caller gave, where the operands lie
  * and are aligned as in the plan (measure.c). All of them keep the rules that the product was described with: no sum is

@@ -1,4 +1,4 @@
-/* dnn.c -- cuDNN: the library, its handles, its errors, and what it was told of.
+/* dnn.c -- opens cuDNN: the library, its handles, its errors, and what it was told of.
  *
  * Work is described once: its descriptors, and what the library's heuristic names, are kept for all of the same sizes.
  * When plans are made each is asked for, so a step finds them all. Only what gives the same bits every time is used. */

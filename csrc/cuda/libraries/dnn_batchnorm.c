@@ -1,4 +1,4 @@
-/* dnn_batchnorm.c -- batch norm by cuDNN, for batchnorm.cu.
+/* dnn_batchnorm.c -- runs batch norm by cuDNN, for batchnorm.cu.
  *
  * In the library's plain mode: the one that keeps data in place between its passes may give other bits from run to run.
  * The moments that it would save for backward are the mean and 1 / sqrt(variance + epsilon), which has lost a small

@@ -1,4 +1,4 @@
-/* dnn_library.h -- cuDNN's handles and what it was told of: what dnn.c keeps for dnn_conv.c, dnn_batchnorm.c and dnn_pool.c,
+/* dnn_library.h -- keeps cuDNN's handles and what it knows for dnn_conv.c, dnn_batchnorm.c and dnn_pool.c,
  * which have the entry points of their own kind each, so that one that is missing takes nothing away from the others. */
 #ifndef ORT_CUDA_DNN_LIBRARY_H
 #define ORT_CUDA_DNN_LIBRARY_H

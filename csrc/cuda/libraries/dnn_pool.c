@@ -1,4 +1,4 @@
-/* dnn_pool.c -- average pools by cuDNN, for pool.cu. */
+/* dnn_pool.c -- runs average pools by cuDNN, for pool.cu. */
 #include "cuda/libraries/dnn.h"
 #include "cuda/libraries/dnn_library.h"
 

@@ -1,4 +1,4 @@
-/* nccl.h -- NCCL, as torch has loaded it: found at run time like the driver. What processes with a GPU each do
+/* nccl.h -- finds NCCL, as torch has loaded it, at run time like the driver. What processes with a GPU each do
  * together: sums, parts of sums, gathering, messages. */
 #ifndef ORT_CUDA_NCCL_H
 #define ORT_CUDA_NCCL_H

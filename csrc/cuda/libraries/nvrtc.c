@@ -1,4 +1,4 @@
-/* nvrtc.c -- the one place that calls NVRTC, which several threads may do: compile.c locks the first call alone. */
+/* nvrtc.c -- calls NVRTC, which several threads may do: compile.c locks the first call alone. */
 #include "cuda/libraries/nvrtc.h"
 
 #include "cuda/host/library.h"

@@ -1,4 +1,4 @@
-/* nvrtc.h -- NVIDIA's compiler as a library, torch's own copy: found at run time like the driver. */
+/* nvrtc.h -- finds NVIDIA's compiler, torch's own copy, at run time like the driver. */
 #ifndef ORT_CUDA_NVRTC_H
 #define ORT_CUDA_NVRTC_H
 

@@ -1,4 +1,4 @@
-/* nvrtc_headers.c -- the headers of kernels as text in the extension, for kernels that are compiled at run time. Those of
+/* nvrtc_headers.c -- holds the headers of kernels as text, for kernels that are compiled at run time. Those of
  * the standard library are not there then; NVRTC knows its functions by itself. */
 #include "cuda/libraries/nvrtc.h"
 

@@ -1,4 +1,4 @@
-/* attention_rows.h -- template of attention.c: hiding of rows; y may be x. And softmax of which 16 bits are stored. */
+/* attention_rows.h -- serves attention.c as a template: hides elements of rows, and stores softmaxes in 16 bits; y may be x. */
 #include "ops/reductions/softmax_block.h"
 
 #if DIGITS == 53

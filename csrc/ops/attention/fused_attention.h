@@ -1,4 +1,4 @@
-/* fused_attention.h -- the operands of FusedAttention and its gradient, our kernels and torch's for CPUs. */
+/* fused_attention.h -- reads the operands of FusedAttention and its gradient, for our kernels and torch's. */
 #ifndef ORT_OPS_FUSED_ATTENTION_H
 #define ORT_OPS_FUSED_ATTENTION_H
 

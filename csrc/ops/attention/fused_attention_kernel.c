@@ -1,4 +1,4 @@
-/* fused_attention_kernel.c -- FusedAttention and its gradient on the CPU, with no score in memory (Dao and others,
+/* fused_attention_kernel.c -- runs FusedAttention and its gradient on the CPU, with no score in memory (Dao and others,
  * "FlashAttention", 2022; "FlashAttention-2", 2023).
  *
  * Scores are made a tile at a time, ROWS queries by KEYS keys; tiles in which nothing is allowed are left out. Forward

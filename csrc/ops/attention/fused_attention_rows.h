@@ -1,4 +1,4 @@
-/* fused_attention_rows.h -- template of fused_attention_kernel.c: what is done to rows of a tile between its products. Scores
+/* fused_attention_rows.h -- serves fused_attention_kernel.c as a template: rows of a tile between its products. Scores
  * and sums are of type A; what is multiplied is of type T, and may lie where the scores lay if that is A. */
 #if DIGITS == 53
 #define BITS uint64_t

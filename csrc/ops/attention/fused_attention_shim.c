@@ -1,4 +1,4 @@
-/* fused_attention_shim.c -- FusedAttention by torch's flash attention for CPUs, called through its C shim.
+/* fused_attention_shim.c -- runs FusedAttention by torch's flash attention for CPUs, called through its C shim.
  *
  * It takes [B, H, S, D], which are [B, S, H, D] turned, and its results lie as ours do. What it keeps of a row is the log
  * of its sum: exp(x - log of the sum) are the weights, as if that was the largest score and the sum 1. Its results are in

@@ -1,4 +1,4 @@
-/* fused_attention_table.c -- where attention as one operator is faster than its products and softmax one by one.
+/* fused_attention_table.c -- says where attention as one operator is faster than its products and softmax one by one.
  *
  * Milliseconds of forward and backward of 4096 tokens in sequences of S, 12 heads of 64, on a Xeon with AMX, two
  * threads: one by one, as one operator, and ATen's kernel for CPUs, which has no dropout (with it ATen takes 1.2 to

@@ -1,4 +1,4 @@
-/* rotary_rows.h -- template of rotary.c. */
+/* rotary_rows.h -- serves rotary.c as a template. */
 
 /* What memory of Ts holds, or of what is computed with. */
 #define ANGLE(p, i) (wide_angles ? ((const A *)(p))[i] : (A)GET(((const T *)(p))[i]))

@@ -1,4 +1,4 @@
-/* triton_attention.h -- FusedAttention by Triton's flash attention, where a pass has asked for that. */
+/* triton_attention.h -- runs FusedAttention by Triton's flash attention, where a pass has asked for that. */
 #ifndef ORT_OPS_TRITON_ATTENTION_H
 #define ORT_OPS_TRITON_ATTENTION_H
 

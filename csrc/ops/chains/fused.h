@@ -1,4 +1,4 @@
-/* fused.h -- the program of a fused chain (ops/chains/fused.c), as a kernel for it sees it. */
+/* fused.h -- reads the program of a fused chain (ops/chains/fused.c), as a kernel for it sees it. */
 #ifndef ORT_OPS_FUSED_H
 #define ORT_OPS_FUSED_H
 

@@ -1,4 +1,4 @@
-/* fused_reduce.c -- FusedReduce: a chain of pointwise operators whose values are folded as they are made, and
+/* fused_reduce.c -- runs FusedReduce: a chain of pointwise operators whose values are folded as they are made, and
  * FusedReduceRandom, the same with a dropout among its steps.
  *
  * To the program of a Fused (ops/chains/fused.c) it adds what becomes of some of its steps, all along the same axes:

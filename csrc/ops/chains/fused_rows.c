@@ -1,4 +1,4 @@
-/* fused_rows.c -- FusedRows: reductions of rows and the chains around them, a block of rows after the other, and
+/* fused_rows.c -- runs FusedRows: reductions of rows and the chains around them, a block of rows after the other, and
  * FusedRowsRandom, the same with a dropout among their steps.
  *
  * A chain that reads a total of its own rows, as x / x.sum(-1, keepdim=True), cannot run in the sweep that makes the

@@ -1,4 +1,4 @@
-/* triton.c -- TritonChain and TritonChainRandom, nodes that have a program: the arguments that their kernels start with. */
+/* triton.c -- runs TritonChain and TritonChainRandom, which have a program: the arguments of their kernels. */
 #include "ops/chains/triton.h"
 
 #include "graph/triton.h"

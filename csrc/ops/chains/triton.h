@@ -1,4 +1,4 @@
-/* triton.h -- a Triton kernel as it is started: its program, how operands are read, and its arguments. */
+/* triton.h -- starts a Triton kernel: its program, how operands are read, and its arguments. */
 #ifndef ORT_OPS_TRITON_H
 #define ORT_OPS_TRITON_H
 

@@ -1,4 +1,4 @@
-/* triton_program.c -- what may be one Triton kernel, and its program: pointwise operators, reductions and norms of rows.
+/* triton_program.c -- writes the program of one Triton kernel: pointwise operators, reductions and norms of rows.
  *
  * The node has a program, as text: a line an operand, a step or the results, each value numbered in that order. Python
  * writes the kernel's source from it (ortmodule/triton_kernels/), and compiles or interprets that. What changes from

@@ -288,10 +288,10 @@ static status check_shapes(graph *g, const node *n, shape *samples) {
     for (int i = 0; i < x->rank; i++)
         if (i != class_axis(x)) samples->dim[i > class_axis(x) ? i - 1 : i] = x->dim[i];
     if (!shape_equal(samples, t))
-        return fail(g->c, E_SHAPE, "labels of shape %s do not go with scores of shape %s", shape_text(t, tt),
+        return fail(g->c, E_SHAPE, "labels of shape %s do not go with logits of shape %s", shape_text(t, tt),
                     shape_text(x, tx));
     if (w && (w->rank != 1 || w->dim[0] != x->dim[class_axis(x)]))
-        return fail(g->c, E_SHAPE, "weights of shape %s do not go with scores of shape %s", shape_text(w, tt),
+        return fail(g->c, E_SHAPE, "weights of shape %s do not go with logits of shape %s", shape_text(w, tt),
                     shape_text(x, tx));
     if (!dtype_is_int(n->in[1]->type))
         return fail(g->c, E_TYPE, "labels must be integers, not %s", dtype_name(n->in[1]->type));
@@ -313,7 +313,7 @@ static status infer_loss(graph *g, node *n, shape *samples) {
 static status infer_cross_entropy(graph *g, node *n) {
     shape samples;
     TRY(infer_loss(g, n, &samples));
-    if (node_int(n, "wide")) TRY(set_out(g, n, 0, F32, &n->out[0]->shape)); /* of scores of 16 bits */
+    if (node_int(n, "wide")) TRY(set_out(g, n, 0, F32, &n->out[0]->shape)); /* of logits of 16 bits */
     TRY(set_out(g, n, 1, F64, &samples));
     return set_out(g, n, 2, F64, &SCALAR);
 }
@@ -370,7 +370,7 @@ static status lower_soft_labels(graph *g, const node *n, value *log_prob, value 
     value *x;
 
     if (!shape_equal(s, &n->in[1]->shape))
-        return fail(g->c, E_SHAPE, "probabilities for labels need the shape of the scores");
+        return fail(g->c, E_SHAPE, "probabilities for labels need the shape of the logits");
     TRY(emit(g, &x, "Mul", log_prob, n->in[1]));
     if (node_in(n, 2)) {
         shape line = {.rank = s->rank};

@@ -1,4 +1,4 @@
-/* loss.h -- what the losses share (loss.c): samples, their labels and weights, and their reduction. */
+/* loss.h -- declares what losses share (loss.c): samples, their labels and weights, and their reduction. */
 #ifndef ORT_OPS_LOSS_H
 #define ORT_OPS_LOSS_H
 

@@ -1,4 +1,4 @@
-/* loss_rows.h -- template of loss.c. Element i of sample r is at [start + i * stride]; rows have stride 1. */
+/* loss_rows.h -- serves loss.c as a template. Element i of sample r is at [start + i * stride]; rows have stride 1. */
 
 #include "ops/reductions/exp_rows.h"
 

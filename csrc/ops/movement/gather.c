@@ -1,4 +1,4 @@
-/* gather.c -- the kernel of Gather and Embedding (index.c): rows of elements, or single ones, read where an index says.
+/* gather.c -- runs Gather and Embedding (index.c): rows of elements, or single ones, read where an index says.
  *
  * An index that is used for many blocks of single elements, and has long runs in it (of a padded image, say), is read
  * once: what is left is a copy of each run. */

@@ -1,4 +1,4 @@
-/* index.c -- reading elements whose place is data: embeddings and gathers.
+/* index.c -- reads elements whose place is data: embeddings and gathers.
  *
  *     Gather          y[a, i..., b] = x[a, index[i...], b]
  *     GatherElements  y[i] = x[i with i[axis] = index[i]]

@@ -1,4 +1,4 @@
-/* move.c -- strided copies and fills.
+/* move.c -- copies and fills strided memory.
  *
  * Axes are sorted by the destination's strides and merged where both sides allow it; what is left is a stack of
  * planes. A plane is copied row by row (memcpy), as a fill (the source repeats), as a transpose in tiles that stay in

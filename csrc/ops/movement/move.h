@@ -1,4 +1,4 @@
-/* move.h -- moving elements without looking at them: what the view, movement, index and scatter families share. */
+/* move.h -- moves elements without looking at them: what the view, movement, index and scatter families share. */
 #ifndef ORT_OPS_MOVE_H
 #define ORT_OPS_MOVE_H
 

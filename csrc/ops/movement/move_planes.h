@@ -1,4 +1,4 @@
-/* move_planes.h -- template of move.c: planes of elements T of N bytes.
+/* move_planes.h -- serves move.c as a template: planes of elements T of N bytes.
  *
  * Strides of columns: fill 1 and 0; transpose 1 and any, with the source's rows adjacent; scatter any and any. */
 

@@ -1,4 +1,4 @@
-/* rows.h -- what the two kernels of RowCount share. */
+/* rows.h -- declares what the two kernels of RowCount share. */
 #ifndef ORT_OPS_ROWS_H
 #define ORT_OPS_ROWS_H
 

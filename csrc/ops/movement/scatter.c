@@ -1,4 +1,4 @@
-/* scatter.c -- writing and adding elements where indices say.
+/* scatter.c -- writes and adds elements where indices say.
  *
  *     ScatterElements  y = x; y[i with i[axis] = index[i]] (op)= u[i]
  *     ScatterND        y = x; y[index[i..., :], b] (op)= u[i..., b]

@@ -1,4 +1,4 @@
-/* scatter_lane.h -- template of scatter.c: lane r of ScatterElements. */
+/* scatter_lane.h -- serves scatter.c as a template: lane r of ScatterElements. */
 
 static void NAME(lane)(const element_scatter *s, int64_t r, void *work) {
     const shape *shape_ = &s->index->shape;

@@ -1,4 +1,4 @@
-/* scatter_rows.c -- row_scatter of move.h: rows that are combined with those that indices send there.
+/* scatter_rows.c -- combines rows with those that indices send there: row_scatter of move.h.
  *
  * A list says which updates a row gets, so that rows are read and written once, by one thread, in the order of the
  * updates. */

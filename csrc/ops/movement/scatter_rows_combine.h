@@ -1,4 +1,4 @@
-/* scatter_rows_combine.h -- template of scatter_rows.c: rows, each with the updates that are sent to it. */
+/* scatter_rows_combine.h -- serves scatter_rows.c as a template: rows, each with the updates that are sent to it. */
 
 /* Rows [from, to) of block `o`, columns [at, at + n); `ahead` is AHEAD updates further on. The first sum of a row is of
  * zero and an update, which needs no zeros in memory. */

@@ -1,4 +1,4 @@
-/* batchnorm_channels.h -- template of batchnorm.c. A channel is `size` neighbouring elements in each of `samples`
+/* batchnorm_channels.h -- serves batchnorm.c as a template. A channel is `size` neighbours in each of `samples`
  * samples; where size is 1, channels are columns of a matrix instead, and `width` of them are worked on together.
  * Sums are left in j->a and j->b: mean and variance, or Σ dy z and Σ dy. */
 

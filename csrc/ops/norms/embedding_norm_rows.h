@@ -1,4 +1,4 @@
-/* embedding_norm_rows.h -- template of embedding_norm.c. */
+/* embedding_norm_rows.h -- serves embedding_norm.c as a template. */
 
 #include "ops/norms/norm_moments.h"
 

@@ -1,4 +1,4 @@
-/* norm.h -- what norms of rows share. */
+/* norm.h -- declares what norms of rows share. */
 #ifndef ORT_OPS_NORM_H
 #define ORT_OPS_NORM_H
 

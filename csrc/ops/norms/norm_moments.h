@@ -1,4 +1,4 @@
-/* norm_moments.h -- template of norm_rows.h and embedding_norm_rows.h: the moments of a row, and its norm. */
+/* norm_moments.h -- serves norm_rows.h and embedding_norm_rows.h as a template: the moments of a row, and its norm. */
 
 /* The mean (0 unless centred) and the reciprocal deviation of n neighbouring elements, whose result will be at y. What is
  * left of the sum around a mean that was rounded corrects it: where all elements are equal, it is exact. */

@@ -1,4 +1,4 @@
-/* norm_rows.h -- template of norm.c. */
+/* norm_rows.h -- serves norm.c as a template. */
 
 #include "ops/norms/norm_moments.h"
 

@@ -1,4 +1,4 @@
-/* combining.h -- take_T: how elements that land on one place are combined, for each type that can be. */
+/* combining.h -- combines elements that land on one place, for each type that can be: take_T. */
 #ifndef ORT_OPS_COMBINING_H
 #define ORT_OPS_COMBINING_H
 

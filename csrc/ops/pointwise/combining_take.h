@@ -1,4 +1,4 @@
-/* combining_take.h -- template of combining.h: acc (op)= x, n times. */
+/* combining_take.h -- serves combining.h as a template: acc (op)= x, n times. */
 
 #define IS_NAN(x) ((x) != (x)) /* never of an integer, about which compilers warn elsewhere */
 

@@ -1,4 +1,4 @@
-/* common.c -- inference of the usual shapes, which families share. */
+/* common.c -- infers the usual shapes, which families share. */
 #include "ops/op.h"
 
 status require(graph *g, const node *n, int i) {

@@ -1,4 +1,4 @@
-/* dropout.h -- what a dropout does to elements, for the operators that have one in them. */
+/* dropout.h -- says what a dropout does to elements, for the operators that have one in them. */
 #ifndef ORT_OPS_DROPOUT_H
 #define ORT_OPS_DROPOUT_H
 

@@ -1,4 +1,4 @@
-/* lookup.c -- making and reading tables of functions of one bfloat16.
+/* lookup.c -- makes and reads tables of functions of one bfloat16.
  *
  * Of a table of 256 KB a tensor's usual values meet little, 16 KB for what is normally distributed: it is read from the
  * nearest caches. Reading is scalar on purpose: gather instructions are no faster. */

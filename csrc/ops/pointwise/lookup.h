@@ -1,4 +1,4 @@
-/* lookup.h -- costly functions of one bfloat16 as tables: there are 65,536 operands, so a large tensor is computed by its
+/* lookup.h -- looks functions of one bfloat16 up: there are 65,536 operands, so a large tensor is computed by its
  * operator's own tile function for each of them once, and looked up. The bits are those of computing every element. */
 #ifndef ORT_OPS_LOOKUP_H
 #define ORT_OPS_LOOKUP_H

@@ -1,4 +1,4 @@
-/* pointwise.c -- the loop behind every pointwise operator.
+/* pointwise.c -- runs the loop behind every pointwise operator.
  *
  * The output is cut into ranges, one a thread, and ranges into tiles. For each tile every operand becomes a pointer to
  * elements of its class: the operand's own memory when it lies there as needed; a buffer filled once a range when the

@@ -1,4 +1,4 @@
-/* pointwise.h -- pointwise operators as functions over tiles.
+/* pointwise.h -- declares pointwise operators as functions over tiles.
  *
  * A pointwise operator is one loop over contiguous tiles of a few hundred elements; tile.c reads and writes them, and
  * pointwise.c does everything else (broadcasting, threads). Narrow types are widened while a tile is loaded and narrowed

@@ -1,4 +1,4 @@
-/* einsum.c -- Einsum, as a composition of views, sums and products: its gradient is theirs.
+/* einsum.c -- writes Einsum as a composition of views, sums and products: its gradient is theirs.
  *
  * Each letter of the equation is a label, and so is each dimension under an ellipsis. An operand is a value whose axes
  * carry distinct labels (a letter repeated within one operand takes a diagonal first). Operands are contracted from

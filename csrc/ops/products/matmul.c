@@ -1,4 +1,4 @@
-/* matmul.c -- matrix products: MatMul, Gemm, MatMulInteger, MatMulBias behind Gemm, and products by groups of rows.
+/* matmul.c -- multiplies matrices: MatMul, Gemm, MatMulInteger, MatMulBias behind Gemm, and products by groups of rows.
  *
  *     MatMul              y = a b
  *     MatMulBias          y = alpha a b + c      c broadcast to y, and optional; without it, and `wide`, y is float32

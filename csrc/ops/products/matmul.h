@@ -1,4 +1,4 @@
-/* matmul.h -- a matrix product's operands as gemm/gemm.h takes them: what the kernels of CPU and GPU share. */
+/* matmul.h -- reads a product's operands as gemm/gemm.h takes them: what kernels of CPU and GPU share. */
 #ifndef ORT_OPS_MATMUL_H
 #define ORT_OPS_MATMUL_H
 

@@ -1,4 +1,4 @@
-/* random_draws.h -- template of random.c: elements [at, at + n) of a draw; n is no more than a chunk of bits serves. */
+/* random_draws.h -- serves random.c as a template: elements [at, at + n) of a draw, of one chunk of bits. */
 
 SIMD static void NAME(drop)(const draw *d, int64_t at, int64_t n, const uint32_t *bits) {
     const T *x = (const T *)d->in + at;

@@ -1,4 +1,4 @@
-/* rnn.c -- RNN, GRU and LSTM.
+/* rnn.c -- runs RNN, GRU and LSTM.
  *
  * Everything that all steps can share is an ordinary node: the gates' inputs z = x w' + bias are one product over all
  * steps, and so is the gradient of each weight. What is left for a node of its own is the scan over the steps

@@ -1,4 +1,4 @@
-/* rnn.h -- the recurrent part of RNN, GRU and LSTM: what cannot be done for all steps at once (rnn_scan.c).
+/* rnn.h -- declares the recurrent part of RNN, GRU and LSTM: what cannot be done for all steps at once (rnn_scan.c).
  *
  * z [steps, batch, gates * hidden] are the gates' inputs as far as they do not depend on earlier steps, and r [gates *
  * hidden, hidden] turns the previous state into the rest. `lengths` [batch] (int32, or absent) ends sequences early:

@@ -1,4 +1,4 @@
-/* rnn_scan.c -- step after step of a recurrent network, and back.
+/* rnn_scan.c -- goes through the steps of a recurrent network one after the other, and back.
  *
  * Each step is one product of the state with r, and a loop over the hidden units. With s the logistic function:
  *

@@ -1,4 +1,4 @@
-/* rnn_steps.h -- template of rnn_scan.c: one step of rows [begin, end) of the batch, forward and back.
+/* rnn_steps.h -- serves rnn_scan.c as a template: one step of rows [begin, end) of the batch, forward and back.
  *
  * Hidden units do not see one another within a step, though the compiler cannot know that their rows are apart. */
 

@@ -1,4 +1,4 @@
-/* argreduce.c -- the kernels of ArgMax and ArgMin: the index of the extreme element along one axis, the first of
+/* argreduce.c -- runs ArgMax and ArgMin: the index of the extreme element along one axis, the first of
  * equals, or the last where the attribute says so. A NaN beats every number, as in PyTorch. */
 #include "core/parallel.h"
 #include "ops/reductions/reduce_kernel.h"

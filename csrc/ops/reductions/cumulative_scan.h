@@ -1,4 +1,4 @@
-/* cumulative_scan.h -- template of cumulative.c: sums of `width` neighbours whose first element is at `at`, each along the
+/* cumulative_scan.h -- serves cumulative.c as a template: sums of `width` neighbours from `at` on, each along the
  * axis.
  *
  * T is an element of x, A a sum, GET goes from one to the other; RESULT is an element of y, PUT goes there. */

@@ -1,4 +1,4 @@
-/* exp_rows.h -- template of softmax_rows.h and loss_rows.h: what both do with the exponentials of a row.
+/* exp_rows.h -- serves softmax_rows.h and loss_rows.h as a template: what both do with the exponentials of a row.
  *
  * Exponentials of 16-bit floats are rounded by blocks: a loop that does both keeps nothing in registers. Until then they
  * lie as EACH_OF counts them (ops/reductions/lanes.h). */

@@ -1,4 +1,4 @@
-/* fold_extreme.h -- template of reduce_fold.c: FOLD, max or min, in one class, in all of its forms.
+/* fold_extreme.h -- serves reduce_fold.c as a template: FOLD, max or min, in one class, in all of its forms.
  *
  * BEATS is > or <. A NaN wins, and stays. NaNs of a tile are counted in an N. */
 

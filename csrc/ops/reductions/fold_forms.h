@@ -1,4 +1,4 @@
-/* fold_forms.h -- template of reduce_fold.c: a fold in one class, in all of its forms.
+/* fold_forms.h -- serves reduce_fold.c as a template: a fold in one class, in all of its forms.
  *
  * STEP makes the new total from the old one `t`, the element `x` and the shift `s`, if it is SHIFTED; OP puts two totals
  * together, of which UNIT is the neutral one. */

@@ -1,4 +1,4 @@
-/* reduce_fold.c -- the folds of reduce_kernel.h: what becomes of a tile of elements, in each class. */
+/* reduce_fold.c -- folds tiles for reduce_kernel.h: what becomes of a tile of elements, in each class. */
 #include "core/half.h"
 #include "core/parallel.h"
 #include "core/prefetch.h"

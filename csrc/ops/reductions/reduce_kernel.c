@@ -1,4 +1,4 @@
-/* reduce_kernel.c -- the kernels behind the Reduce operators: Y[kept] = finish(fold over the other axes of X).
+/* reduce_kernel.c -- runs the Reduce operators: Y[kept] = finish(fold over the other axes of X).
  *
  * Neighbouring axes that are kept, or folded, together are one axis here, and axes of size 1 are none. What is left is
  * a row (the innermost axis is folded) or a line of columns (it is kept) inside two odometers, one over the kept axes

@@ -1,4 +1,4 @@
-/* reduce_kernel.h -- folding any set of axes of a contiguous tensor into one number each.
+/* reduce_kernel.h -- folds any set of axes of a contiguous tensor into one number each.
  *
  * A fold takes many numbers and leaves one: a sum, a product, a maximum. Elements are folded into totals, float64 for
  * floats and int64 for integers, so a float32 sum has no rounding to speak of and bfloat16 needs no thought. Folding

@@ -1,4 +1,4 @@
-/* scan_extreme.h -- template of scan.c: where the largest of T until now is, or the smallest.
+/* scan_extreme.h -- serves scan.c as a template: where the largest of T until now is, or the smallest.
  *
  * A NaN is better than all others, and than the one before. Of one lane at a time, or of neighbours together. In most
  * ranges of a lane nothing is better than what was before: that is found out for a whole range. */

@@ -1,4 +1,4 @@
-/* scan_lanes.h -- template of scan.c: lanes of T, of floats only. */
+/* scan_lanes.h -- serves scan.c as a template: lanes of T, of floats only. */
 
 static void NAME(product_grad)(const lanes *j, int64_t at) {
     const T *dy = (const T *)j->a + at, *x = (const T *)j->b + at, *y = (const T *)j->c + at;

@@ -1,4 +1,4 @@
-/* softmax_block.h -- template of softmax_rows.h and attention_rows.h: softmax of rows of n neighbouring elements. A row of
+/* softmax_block.h -- serves softmax_rows.h and attention_rows.h as a template: softmax of neighbouring rows. A row of
  * nothing but -∞ is NaN, or zeros if that is `safe`: then nothing is subtracted, and the sum divides nothing. */
 #include "ops/reductions/exp_rows.h"
 

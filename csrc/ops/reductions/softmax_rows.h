@@ -1,4 +1,4 @@
-/* softmax_rows.h -- template of softmax.c: rows of `length` neighbouring elements, and columns side by side. */
+/* softmax_rows.h -- serves softmax.c as a template: rows of `length` neighbouring elements, and columns. */
 
 #include "ops/reductions/softmax_block.h"
 

@@ -1,4 +1,4 @@
-/* topk.c -- TopK: the k largest or smallest elements along an axis, in order, and where they were.
+/* topk.c -- finds the k largest or smallest elements along an axis, in order, and where they were: TopK.
  *
  * Elements are compared by a 64-bit key that orders every type as PyTorch does: NaN above everything, -0 equal to 0.
  * Of equal elements the first comes first, which makes a TopK of everything a stable sort. A few of many are found with

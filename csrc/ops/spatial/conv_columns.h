@@ -1,4 +1,4 @@
-/* conv_columns.h -- template of conv_kernel.c: makes columns, and adds them up again. After conv_lines.h. */
+/* conv_columns.h -- serves conv_kernel.c as a template: makes columns, and adds them up again. After conv_lines.h. */
 
 /* Parts [begin, end) of rows of the chunk's cols: channel, kernel element, image. */
 SIMD static void NAME(make_columns)(void *arg, int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-/* conv_direct.h -- template of conv_kernel.c: convolutions with few channels, by scaled additions. After conv_lines.h. */
+/* conv_direct.h -- serves conv_kernel.c as a template: convolutions with few channels, by scaled additions. */
 
 /* Planes [begin, end) of y. */
 SIMD static void NAME(direct_forward)(void *arg, int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-/* conv_kernel.c -- convolution as matrix products.
+/* conv_kernel.c -- computes convolutions as matrix products.
  *
  * The inputs that output pixel p sees, all channels and kernel elements of them, are column p of a matrix:
  *

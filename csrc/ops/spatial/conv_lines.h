@@ -1,4 +1,4 @@
-/* conv_lines.h -- template of conv_kernel.c: a kernel element over lines of outputs.
+/* conv_lines.h -- serves conv_kernel.c as a template: a kernel element over lines of outputs.
  *
  * The lines are [line, line + lines): `y` points to the first of them, x to a plane. */
 

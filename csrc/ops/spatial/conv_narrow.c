@@ -1,4 +1,4 @@
-/* conv_narrow.c -- 1x1 convolutions of bfloat16 as products, on CPUs that have a kernel for these (gemm/gemm_packed.c).
+/* conv_narrow.c -- runs 1x1 convolutions of bfloat16 as products, on CPUs with a kernel for these (gemm/gemm_packed.c).
  *
  * An image [channels, pixels] is a matrix as it lies:
  *

@@ -1,4 +1,4 @@
-/* conv_products.h -- the three products of a convolution, in three implementations. Everything is float32 or float64 (through
+/* conv_products.h -- declares a convolution's three products, in three ways. All is float32 or float64 (through
  * torch and of 1x1: bfloat16 too, on a GPU any float), contiguous, and in ONNX's order:
  *
  *     x  [images, groups * in, w.in...]      w  [groups * out, in, kernel...]      y  [images, groups * out, w.out...]

@@ -1,4 +1,4 @@
-/* conv_shim.c -- convolution by torch's own operator, which is oneDNN's.
+/* conv_shim.c -- runs convolutions by torch's own operator, which is oneDNN's.
  *
  * The operator allocates its result, which is then copied, and goes through torch's dispatcher: so it is taken only
  * where blocked convolution earns that back. dx is a transposed convolution of dy. */

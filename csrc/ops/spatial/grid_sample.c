@@ -1,4 +1,4 @@
-/* grid_sample.c -- sampling images where a grid says:
+/* grid_sample.c -- samples images where a grid says:
  *
  *     x     [images, channels, (depth,) height, width]
  *     grid  [images, points..., 2 or 3]      coordinates in [-1, 1], the last axis of x first

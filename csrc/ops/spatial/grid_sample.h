@@ -1,4 +1,4 @@
-/* grid_sample.h -- GridSample and its gradients (grid_sample.c); their records are in resize.c. */
+/* grid_sample.h -- declares GridSample and its gradients (grid_sample.c); their records are in resize.c. */
 #ifndef ORT_OPS_GRID_SAMPLE_H
 #define ORT_OPS_GRID_SAMPLE_H
 

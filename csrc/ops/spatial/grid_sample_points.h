@@ -1,4 +1,4 @@
-/* grid_sample_points.h -- template of grid_sample.c: taps and kernels in T. */
+/* grid_sample_points.h -- serves grid_sample.c as a template: taps and kernels in T. */
 
 /* --- one axis of a segment of points ------------------------------------------------------------------------------ */
 

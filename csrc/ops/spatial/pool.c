@@ -1,4 +1,4 @@
-/* pool.c -- pooling: MaxPool, AveragePool, their gradients, and the pools that other operators make up.
+/* pool.c -- runs MaxPool, AveragePool, their gradients, and the pools that other operators make up.
  *
  *     MaxPool        y = largest of the window    dx = dy where the first largest element was; a NaN is the largest,
  *                                                 and of several the last: PyTorch's order

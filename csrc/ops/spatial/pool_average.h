@@ -1,4 +1,4 @@
-/* pool_average.h -- template of pool.c: the average of each window, and its gradient. */
+/* pool_average.h -- serves pool.c as a template: the average of each window, and its gradient. */
 
 /* The reciprocals' denominators of a segment; 1 for windows in which nothing counts, whose sum is 0. */
 static inline void NAME(counts)(const pool *k, const segment *s, T *count) {

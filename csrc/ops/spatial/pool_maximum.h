@@ -1,4 +1,4 @@
-/* pool_maximum.h -- template of pool.c: the largest element of each window, in T, and where it is.
+/* pool_maximum.h -- serves pool.c as a template: the largest element of each window, in T, and where it is.
  *
  * A line of outputs against what one tap sees; `step` is a constant where it is small. */
 

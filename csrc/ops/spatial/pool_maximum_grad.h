@@ -1,4 +1,4 @@
-/* pool_maximum_grad.h -- template of pool.c: dy goes to where each window's largest element is. After pool_maximum.h. */
+/* pool_maximum_grad.h -- serves pool.c as a template: dy goes to each window's largest. After pool_maximum.h. */
 
 SIMD static void NAME(max_grad)(void *arg, int64_t begin, int64_t end) {
     const pool *k = arg;

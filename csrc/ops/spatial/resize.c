@@ -1,4 +1,4 @@
-/* resize.c -- resampling: Resize, Upsample, and the interpolation along one axis they are made of.
+/* resize.c -- resamples: Resize, Upsample, and the interpolation along one axis they are made of.
  *
  * Every mode of Resize is separable and linear: along one axis, output i is a weighted sum of a few inputs,
  *

@@ -1,4 +1,4 @@
-/* resize_interpolate.h -- template of resize.c: the kernel of Interpolate. */
+/* resize_interpolate.h -- serves resize.c as a template: the kernel of Interpolate. */
 
 /* A line of y, of elements next to one another. */
 static inline void NAME(line)(const interpolation *p, const T *x, T *y) {

@@ -1,4 +1,4 @@
-/* spatial.c -- geometry of sliding windows; see spatial.h. */
+/* spatial.c -- computes the geometry of sliding windows; see spatial.h. */
 #include "ops/spatial/spatial.h"
 
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-/* spatial.h -- what the operators on images share: the geometry of sliding windows, and a way out of 16-bit floats.
+/* spatial.h -- declares what operators on images share: sliding windows' geometry, and a way out of 16-bit floats.
  *
  * A tensor is [images, channels, axes...] with one to three spatial axes. Inside, there are always three: axes that a
  * tensor does not have come first, with size 1. */

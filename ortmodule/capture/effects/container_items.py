@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from ortmodule.capture.effects.side_effects import ChangesAround
 from ortmodule.core import pytree
-from ortmodule.core.errors import NotTraceable, Unflattenable
+from ortmodule.core.errors import ChangesAround, NotTraceable, Unflattenable
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Items
 from ortmodule.guards.inventory import Slot

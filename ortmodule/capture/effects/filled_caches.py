@@ -14,27 +14,19 @@ import torch
 from ortmodule.capture.numbers import symbolic_numbers
 from ortmodule.capture.numbers.read_causes import OPAQUE, RANDOM, causes, causes_of_size
 from ortmodule.capture.scalar_guards import Recorder
+from ortmodule.core.errors import FillsCache
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.torch_private import TracedValue, get_value_trace
 from ortmodule.guards.inventory import Slot, path_of
 from ortmodule.guards.isolation import Contents
 from ortmodule.guards.module_tree import Tree
-from ortmodule.guards.reads.size_tables import SizeTable
 
 MOST_CALLS = 2  # that a module gets for filling its caches
 
 
-class FillsCache(BaseException):
-    """Forward fills a cache. It goes through the user's code, whose handlers of errors must not take it."""
-
-    def __init__(
-        self, slots: list[Slot], numbers: list[Slot], tables: Sequence[SizeTable] = (), text: str = ""
-    ) -> None:
-        """``slots``: with tensors, ``numbers``: that it sets beside them; ``tables``: in dictionaries. ``text``: why
-        PyTorch runs this call, where it is for another reason."""
-        names = (*(slot.name for slot in slots), *(table.attribute.name for table in tables))
-        super().__init__(text or f"forward fills a cache ({', '.join(names)}), which later calls find")
-        self.slots, self.numbers, self.tables = slots, numbers, tables
+def filling(names: Iterable[str]) -> str:
+    """Why PyTorch runs a call that fills caches of these names."""
+    return f"forward fills a cache ({', '.join(names)}), which later calls find"
 
 
 def put_resized(
@@ -77,7 +69,8 @@ def check_caches(
         if tensor is value and not is_number(tensor):
             tables.append(slot)
     if asked and tables:
-        raise FillsCache(tables, [slot for slot in sets if type(then(slot)) in (int, float)])
+        numbers = [slot for slot in sets if type(then(slot)) in (int, float)]
+        raise FillsCache(filling(slot.name for slot in tables), tables, numbers)
 
 
 def forget_own(

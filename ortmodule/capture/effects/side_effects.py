@@ -16,7 +16,7 @@ import torch
 
 from ortmodule.capture.trace_mode import TraceMode
 from ortmodule.core import pytree
-from ortmodule.core.errors import NotTraceable
+from ortmodule.core.errors import ChangesAround, NotTraceable
 from ortmodule.core.names import USED_ON
 from ortmodule.core.objects.garbage import collect_garbage
 from ortmodule.core.objects.references import has_frozen
@@ -26,18 +26,6 @@ from ortmodule.core.structures import tokens as pytree_tokens
 from ortmodule.guards.writes.holders import Holders, is_held, referred_to
 from ortmodule.host.host_node import left_empty, nodes_behind
 from ortmodule.host.opaque_regions import Regions
-
-
-class ChangesAround(NotTraceable):
-    """Forward changes what is around its module, or containers and objects that attributes hold."""
-
-
-class CountsAttribute(NotTraceable):
-    """Forward reads an attribute that is a number, and sets it to another one."""
-
-    def __init__(self, reason: str, path: str, key: str) -> None:
-        super().__init__(reason)
-        self.path, self.key = path, key
 
 
 class SideEffects:

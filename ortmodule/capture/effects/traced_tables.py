@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import torch
 
 from ortmodule.capture import scalar_guards
-from ortmodule.capture.effects.filled_caches import FillsCache, follows_from
-from ortmodule.core.errors import NotTraceable, Unflattenable
+from ortmodule.capture.effects.filled_caches import filling, follows_from
+from ortmodule.core.errors import FillsCache, NotTraceable, Unflattenable
 from ortmodule.core.pytree import flatten
 from ortmodule.core.size_expr import formula_of, is_number
 from ortmodule.core.torch_private import get_value_trace
@@ -70,7 +70,7 @@ class TracedTables:
             return
         made = SizeTable(attribute, TableKey(parts, self.shapes))
         if not any(made.is_like(table) for table in self.tree.tables):
-            raise FillsCache([], [], [made])
+            raise FillsCache(filling([made.attribute.name]), tables=[made])
 
     def refuse(self, tables: list[SizeTable], what: str) -> NoReturn:
         """Raises FillsCache, which leaves this call to PyTorch; from now on they are no tables. Or NotTraceable."""
@@ -78,7 +78,7 @@ class TracedTables:
             raise NotTraceable(what)
         for table in tables:
             table.refused = True
-        raise FillsCache([], [], [], what)
+        raise FillsCache(what)
 
 
 def _whole(name: str) -> Callable[..., Any]:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy
 import onnx
 
-from ortmodule.capture.loops.sequence import Item, Literal, Operand, Ref, Unrepeatable, alike, sequence
+from ortmodule.capture.loops.sequence import Item, Literal, Operand, Ref, alike, sequence
 from ortmodule.capture.loops.steps import Affine, Filled, Formula, Number, Result, Section, Step
 from ortmodule.capture.loops.template import Template
 from ortmodule.capture.scalar_guards import Read
+from ortmodule.core.errors import Unrepeatable
 
 _MOST_FIRST, _MOST_LAST = 3, 2  # steps that may differ from the rest
 _LEAST_ALIKE = 2  # steps of the shorter graph that have to be like each other

@@ -15,10 +15,10 @@ import onnx
 import torch
 
 from ortmodule.capture.loops.finder import find
-from ortmodule.capture.loops.sequence import Unrepeatable
 from ortmodule.capture.loops.template import Template
 from ortmodule.capture.trace_comparison import RESULTS
 from ortmodule.capture.trace_record import Trace
+from ortmodule.core.errors import Unrepeatable
 
 #: The lengths that a module is traced at. Of the first two one is a step longer.
 LENGTHS = (5, 6, 9)

@@ -16,15 +16,12 @@ import onnx
 from onnx import numpy_helper
 
 from ortmodule.capture.scalar_guards import Read
+from ortmodule.core.errors import Unrepeatable
 
 #: Operators with as many operands, or results, as there are.
 _MANY_OPERANDS = frozenset(("Concat", "Sum", "Max", "Min", "Mean"))
 _MANY_RESULTS = frozenset(("Split",))
 NODE, OPERAND, PART, RESULT, READ = "node", "operand", "part", "result", "read"
-
-
-class Unrepeatable(Exception):
-    """A graph in which no repetition is looked for, or found."""
 
 
 class Ref(NamedTuple):

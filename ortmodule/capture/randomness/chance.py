@@ -46,7 +46,7 @@ from ortmodule.capture.randomness import held_generators, held_iterators, proces
 from ortmodule.capture.randomness.drawn_values import DrawnArray
 from ortmodule.capture.scalar_guards import user_line
 from ortmodule.core import rng_state
-from ortmodule.core.errors import NotTraceable
+from ortmodule.core.errors import DrawsOperand, Moved, NotTraceable
 from ortmodule.core.objects.interception import Replacement, replaced
 from ortmodule.core.torch_private import get_tracing_state
 from ortmodule.guards.code_reader import is_library
@@ -104,10 +104,6 @@ def _drawn(value: float, low: float, high: float) -> Drawn:
     return number
 
 
-class DrawsOperand(NotTraceable):
-    """A number that Python draws goes into arithmetic: draws are to be operands in another trace."""
-
-
 def _decides(*_: Any) -> Any:
     raise NotTraceable(f"{user_line()} draws a random number, and what forward does depends on it")
 
@@ -144,10 +140,6 @@ for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
 for _name, _method in vars(float).items():
     if _name not in vars(Drawn) and callable(_method) and _name not in ("__new__", "__getattribute__", "__getformat__"):
         setattr(Drawn, _name, _computes if _name in _ARITHMETIC else _decides)
-
-
-class Moved(NotTraceable):
-    """A generator of NumPy's has been drawn from, since the state was looked at last."""
 
 
 class Chance:

@@ -31,15 +31,11 @@ _MADE: dict[str, Callable] = {_RANGE: range, _ARRAY: numpy.array, "slice": slice
 NodeMaker = Callable[[str, Callable[..., torch.Tensor], tuple, dict[str, Any]], torch.Tensor]
 
 
-class NoOperand(NotTraceable):
-    """What is drawn cannot be an operand of a graph."""
-
-
 def _tensor_of(value: Any) -> tuple[torch.Tensor, Any]:
     """What was drawn as a tensor, and its kind: `float`, `int`, lists of these, or the type of an array."""
     if isinstance(value, numpy.ndarray):
         if value.dtype not in _DTYPES:
-            raise NoOperand(f"a draw of an array of {value.dtype}")
+            raise NotTraceable(f"a draw of an array of {value.dtype}")
         return torch.from_numpy(numpy.ascontiguousarray(value).copy()), value.dtype
     if isinstance(value, numpy.generic):
         value = value.item()
@@ -47,12 +43,12 @@ def _tensor_of(value: Any) -> tuple[torch.Tensor, Any]:
         return torch.tensor(value, dtype=torch.float64 if type(value) is float else torch.int64), type(value)
     if type(value) is list and value and len({*map(type, value)}) == 1 and type(value[0]) in (int, float):
         return torch.tensor(value, dtype=torch.float64 if type(value[0]) is float else torch.int64), [type(value[0])]
-    raise NoOperand("a draw of something else than numbers")
+    raise NotTraceable("a draw of something else than numbers")
 
 
 def draw(make: NodeMaker, function: Callable, args: tuple, kwargs: dict[str, Any], between: Any) -> Any:
     """What stands for `function(*args, **kwargs)`, drawn in every run. ``between``: the ends of a number, if they are
-    known. Raises NoOperand."""
+    known. Raises NotTraceable."""
     kinds: list[Any] = []
 
     def run(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -76,7 +72,7 @@ def draw(make: NodeMaker, function: Callable, args: tuple, kwargs: dict[str, Any
 
 def _numbers_in(tensor: torch.Tensor) -> list[Any]:
     if tensor.numel() > MOST_NUMBERS:
-        raise NoOperand(f"a draw of more than {MOST_NUMBERS} numbers")
+        raise NotTraceable(f"a draw of more than {MOST_NUMBERS} numbers")
     return [symbolic_numbers.traced(part) for part in tensor.unbind()]
 
 
@@ -96,7 +92,7 @@ def _operand(value: Any) -> Any:
         return value.item()
     if type(value) is numpy.ndarray:
         if value.size > MOST_NUMBERS or value.dtype not in _DTYPES:
-            raise NoOperand(f"a draw beside an array of {value.size} values")
+            raise NotTraceable(f"a draw beside an array of {value.size} values")
         return (_ARRAY, value.tolist(), _operand(value.dtype))
     return type(value)(map(_operand, value)) if type(value) in (list, tuple) else value
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ortmodule.core.errors import Keep, Leave
 from ortmodule.lowering.decompositions.layers import index_add
@@ -12,11 +15,11 @@ from ortmodule.lowering.decompositions.table import defines, dtype_of, from_star
 
 
 @defines("aten::index", recursive=True)
-def _index(x, indices):
+def _index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
     """By several tensors: by one, the number of an element among all that they choose from."""
     if sum(i is not None for i in indices) < 2:
         raise Keep
-    numbers = []  # as many tensors of integers as dimensions
+    numbers: list[Tensor | None] = []  # as many tensors of integers as dimensions
     for i in indices:
         if i is not None and i.dtype in (torch.bool, torch.uint8):
             numbers += torch.nonzero(i, as_tuple=True)
@@ -39,13 +42,16 @@ def _index(x, indices):
 
 
 @defines("aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put", recursive=True)
-def _index_put(x, indices, values, accumulate=False, unsafe=False):
+def _index_put(
+    x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, unsafe: bool = False,
+) -> Tensor:  # fmt: skip
     if not accumulate:
         return _assigned(x, indices, values)
     places = [d for d, i in enumerate(indices) if i is not None]
-    if any(indices[d].dtype in (torch.bool, torch.uint8) for d in places):  # a mask names no element twice
+    given = [i for i in indices if i is not None]
+    if any(i.dtype in (torch.bool, torch.uint8) for i in given):  # a mask names no element twice
         return x + torch.zeros_like(x).index_put(indices, values)
-    index = torch.broadcast_tensors(*(from_start(indices[d], x.shape[d]) for d in places))
+    index = torch.broadcast_tensors(*(from_start(i, x.shape[d]) for d, i in zip(places, given, strict=True)))
     rank, first = index[0].dim(), places[0]
     values = values.to(x.dtype).expand_as(x[tuple(slice(None) if i is None else i for i in indices)])
     if places == list(range(first, first + len(places))):
@@ -65,7 +71,7 @@ def _index_put(x, indices, values, accumulate=False, unsafe=False):
     return sums.reshape(moved.shape).permute([order.index(d) for d in range(x.dim())])
 
 
-def _assigned(x, indices, values):
+def _assigned(x: Tensor, indices: list[Any], values: Tensor) -> Tensor:
     """Values that are broadcast; dimensions that are left out, which come last."""
     masks = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
     places = [d for d, i in enumerate(indices) if i is not None]
@@ -93,23 +99,29 @@ def _assigned(x, indices, values):
 
 
 @defines("aten::tril_indices")
-def _tril_indices(rows, columns, offset=0, dtype=4, layout=None, device=None, pinned=None):
+def _tril_indices(
+    rows: int, columns: int, offset: int = 0, dtype: int | None = 4, layout: int | None = None, device: object = None,
+    pinned: bool | None = None,
+) -> Tensor:  # fmt: skip
     return _places(rows, columns, lambda i, j: j - i <= offset, dtype)
 
 
 @defines("aten::triu_indices")
-def _triu_indices(rows, columns, offset=0, dtype=4, layout=None, device=None, pinned=None):
+def _triu_indices(
+    rows: int, columns: int, offset: int = 0, dtype: int | None = 4, layout: int | None = None, device: object = None,
+    pinned: bool | None = None,
+) -> Tensor:  # fmt: skip
     return _places(rows, columns, lambda i, j: j - i >= offset, dtype)
 
 
-def _places(rows, columns, wanted, dtype):
+def _places(rows: int, columns: int, wanted: Callable[[int, int], bool], dtype: int | None) -> Tensor:
     """A constant: the numbers of rows and columns are numbers here."""
     found = [(i, j) for i in range(rows) for j in range(columns) if wanted(i, j)]
     return torch.tensor(found, dtype=dtype_of(dtype)).reshape(-1, 2).T.contiguous()
 
 
 @defines("aten::index_fill")
-def _index_fill(x, dim, index, value):
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
     if x.dim() == 0:
         return x * 0 + value
     size = x.shape[dim]
@@ -119,16 +131,16 @@ def _index_fill(x, dim, index, value):
 
 
 @defines("aten::fft_fftshift")
-def _fftshift(x, dim=None):
+def _fftshift(x: Tensor, dim: list[int] | None = None) -> Tensor:
     return _rotated(x, dim, lambda size: size // 2)
 
 
 @defines("aten::fft_ifftshift")
-def _ifftshift(x, dim=None):
+def _ifftshift(x: Tensor, dim: list[int] | None = None) -> Tensor:
     return _rotated(x, dim, lambda size: (size + 1) // 2)
 
 
-def _rotated(x, dim, by):
+def _rotated(x: Tensor, dim: list[int] | None, by: Callable) -> Tensor:
     for d in range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim:
         size = x.shape[d]
         x = x.index_select(d, (torch.arange(size) + size - by(size)) % size)
@@ -136,7 +148,7 @@ def _rotated(x, dim, by):
 
 
 @defines("aten::index_copy")
-def _index_copy(x, dim, index, source):
+def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     if x.dim() == 0:
         raise Keep
     shape = [-1 if d == dim % x.dim() else 1 for d in range(x.dim())]
@@ -144,7 +156,9 @@ def _index_copy(x, dim, index, source):
 
 
 @defines("aten::scatter_reduce", recursive=True)
-def _scatter_reduce(x, dim, index, source, reduce, include_self=True):
+def _scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
+) -> Tensor:
     """With the elements of x, or with what changes nothing in their place."""
     if x.dim() == 0:
         parts = x.reshape(1), dim, index.reshape(-1), source.reshape(-1)
@@ -165,7 +179,7 @@ def _scatter_reduce(x, dim, index, source, reduce, include_self=True):
     return x.scatter(dim, index, neutral).scatter_reduce(dim, index, source, reduce)
 
 
-def _extreme_of_sources(x, dim, index, source, reduce):
+def _extreme_of_sources(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: Any) -> Tensor:
     """Sources that are the result share its gradient, with x where that is equal, too, although it takes no part."""
     start = x.detach().scatter(dim, index, -math.inf if reduce == "amax" else math.inf)
     result = start.scatter_reduce(dim, index, source.detach(), reduce)
@@ -176,5 +190,5 @@ def _extreme_of_sources(x, dim, index, source, reduce):
     return result + (shares - shares.detach())
 
 
-def _limits(dtype):
+def _limits(dtype: torch.dtype) -> tuple[int, int]:
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ortmodule.core.errors import Keep, Leave
 from ortmodule.lowering.decompositions.order import picked
-from ortmodule.lowering.decompositions.table import defines
+from ortmodule.lowering.decompositions.table import defines, traced_sizes
 
 
 @defines("aten::scaled_dot_product_attention")
-def _attention(query, key, value, mask=None, dropout=0.0, is_causal=False, scale=None, enable_gqa=False):
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
     """A row with nothing to attend to gives zeros, and 16-bit scores and weights are float32, as in PyTorch.
 
     The scores of what is masked become the lowest finite number and its weights an exact zero, so that no NaN appears
@@ -37,40 +42,44 @@ def _attention(query, key, value, mask=None, dropout=0.0, is_causal=False, scale
     return (F.dropout(weights, dropout) if dropout else weights).to(value.dtype) @ value
 
 
-_OF_REPEATS_ALONE = object()
+_OF_REPEATS_ALONE: Any = object()
 
 
 @defines("aten::repeat_interleave")
-def _repeat_interleave(x, repeats, dim=_OF_REPEATS_ALONE, output_size=None):
+def _repeat_interleave(
+    x: Tensor, repeats: Any, dim: int | None = _OF_REPEATS_ALONE, output_size: int | None = None
+) -> Tensor:
     if dim is _OF_REPEATS_ALONE:
         return _numbers_repeated(x, repeats)
     if dim is None:
         x, dim = x.reshape(-1), 0
     dim = dim % x.dim()
-    if isinstance(repeats, torch.Tensor) and repeats.numel() > 1:
+    if isinstance(repeats, Tensor) and repeats.numel() > 1:
         if output_size is not None:
             return x.index_select(dim, torch.repeat_interleave(repeats, output_size=output_size))
         return x.index_select(dim, _numbers_repeated(repeats, None))
     # A number that is computed from sizes is a tensor in the trace, and stays one.
-    times = repeats.reshape(()) if isinstance(repeats, torch.Tensor) else repeats
+    times: Any = repeats.reshape(()) if isinstance(repeats, Tensor) else repeats
     shape = [*x.shape[:dim], x.shape[dim] * times, *x.shape[dim + 1 :]]
     spread = x.unsqueeze(dim + 1).expand([-1] * (dim + 1) + [times] + [-1] * (x.dim() - dim - 1))
     return spread.reshape(shape)
 
 
-def _numbers_repeated(repeats, output_size):
+def _numbers_repeated(repeats: Any, output_size: Any) -> Tensor:
     """0, 1, ..., each as often as ``repeats`` says: for each place the number of those that end before it."""
     if output_size is not None or repeats.dim() != 1:
         raise Leave("a size of the result that is known before")
     refused = torch.arange(1).index_select(0, repeats.clamp(max=0))  # what is negative
     ends = (repeats + refused).cumsum(0)
-    total = ends[-1] if ends.numel() else torch.zeros((), dtype=torch.int64)
+    total: Any = ends[-1] if ends.numel() else torch.zeros((), dtype=torch.int64)
     ended = torch.zeros(total + 1, dtype=torch.int64).index_add(0, ends, torch.ones_like(ends))
     return ended.cumsum(0)[:-1].to(repeats.dtype)
 
 
 @defines("aten::cross_entropy_loss")
-def _cross_entropy(logits, target, weight, reduction, ignore_index, label_smoothing):
+def _cross_entropy(
+    logits: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float,
+) -> Tensor:  # fmt: skip
     """Soft targets; class indices stay one operator. What is counted need not fit 16 bits."""
     if not target.is_floating_point():
         raise Keep
@@ -89,7 +98,7 @@ def _cross_entropy(logits, target, weight, reduction, ignore_index, label_smooth
 
 
 @defines("aten::binary_cross_entropy")
-def _binary_cross_entropy(x, target, weight=None, reduction=1):
+def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
     """Logarithms are at least -100, and the slope is what PyTorch says it is where x is 0 or 1."""
     p = x.detach()
     each = (target - 1) * torch.log1p(-p).clamp(min=-100) - target * p.log().clamp(min=-100)
@@ -99,37 +108,39 @@ def _binary_cross_entropy(x, target, weight=None, reduction=1):
 
 
 @defines("aten::binary_cross_entropy_with_logits")
-def _binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, reduction=1):
+def _binary_cross_entropy_with_logits(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = 1,
+) -> Tensor:  # fmt: skip
     each = (1 - target) * x
     softplus = F.softplus(-x)
     each = each + (softplus if pos_weight is None else ((pos_weight - 1) * target + 1) * softplus)
     return _reduced(each if weight is None else each * weight, reduction)
 
 
-def _reduced(each, reduction):
+def _reduced(each: Tensor, reduction: int) -> Tensor:
     return each if reduction == 0 else each.sum() if reduction == 2 else each.mean()
 
 
 @defines("aten::smooth_l1_loss", recursive=True)
-def _smooth_l1_loss(x, target, reduction=1, beta=1.0):
+def _smooth_l1_loss(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
     if beta != 0:
         raise Keep
     return _reduced((x - target).abs(), reduction)
 
 
 @defines("aten::kl_div")
-def _kl_div(x, target, reduction=1, log_target=False):
+def _kl_div(x: Tensor, target: Tensor, reduction: int = 1, log_target: bool = False) -> Tensor:
     each = target.exp() * (target - x) if log_target else torch.xlogy(target, target) - target * x
     return _reduced(each, reduction)
 
 
 @defines("aten::log_sigmoid", "aten::log_sigmoid_forward")
-def _log_sigmoid(x):
+def _log_sigmoid(x: Tensor) -> Tensor:
     return 0.0 - F.softplus(-x)  # of infinity: 0, not -0
 
 
 @defines("aten::diff")
-def _diff(x, n=1, dim=-1, prepend=None, append=None):
+def _diff(x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None) -> Tensor:
     """By ends that are counted from behind: no size becomes a number."""
     parts = [t for t in (prepend, x, append) if t is not None]
     x = torch.cat(parts, dim) if len(parts) > 1 else x
@@ -141,7 +152,9 @@ def _diff(x, n=1, dim=-1, prepend=None, append=None):
 
 
 @defines("aten::multi_margin_loss")
-def _multi_margin_loss(x, target, p=1, margin=1.0, weight=None, reduction=1):
+def _multi_margin_loss(
+    x: Tensor, target: Tensor, p: float = 1, margin: float = 1.0, weight: Tensor | None = None, reduction: int = 1,
+) -> Tensor:  # fmt: skip
     rows, labels = (x.reshape(1, -1), target.reshape(1)) if x.dim() < 2 else (x, target)
     distance = F.relu(margin - rows.gather(1, labels[:, None]) + rows)
     distance = distance if p == 1 else distance * distance
@@ -156,8 +169,9 @@ def _multi_margin_loss(x, target, p=1, margin=1.0, weight=None, reduction=1):
 
 @defines("aten::embedding_bag")
 def _embedding_bag(
-    weight, index, offsets, scale_by_frequency=False, mode=0, sparse=False, scales=None, whole=False, padding=None
-):
+    weight: Tensor, index: Tensor, offsets: Tensor, scale_by_frequency: bool = False, mode: int = 0,
+    sparse: bool = False, scales: Tensor | None = None, whole: bool = False, padding: int | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     if mode == 2 or scale_by_frequency:
         raise Leave("the largest of a bag, or gradients scaled by frequency")
     offsets = offsets[:-1] if whole else offsets
@@ -179,7 +193,7 @@ def _embedding_bag(
 
 
 @defines("aten::unfold")
-def _unfold(x, dim, size, step):
+def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     if x.dim() == 0:
         raise Keep
     starts = torch.arange(0, x.shape[dim] - size + 1, step)
@@ -191,7 +205,7 @@ def _unfold(x, dim, size, step):
 
 
 @defines("aten::index_add")
-def index_add(x, dim, index, source, alpha=1):
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float = 1) -> Tensor:
     if x.dim() == 0:
         raise Keep
     dim = dim % x.dim()
@@ -200,17 +214,17 @@ def index_add(x, dim, index, source, alpha=1):
 
 
 @defines("aten::diagonal")
-def _diagonal(x, offset=0, dim1=0, dim2=1):
+def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
     x = x.permute([d for d in range(x.dim()) if d not in (dim1, dim2)] + [dim1, dim2])
-    rows, columns = x.shape[-2], x.shape[-1]
+    rows, columns = traced_sizes(x)
     first = offset if offset >= 0 else -offset * columns
-    count = torch.minimum(rows + min(offset, 0), columns - max(offset, 0))
+    count: Any = torch.minimum(rows + min(offset, 0), columns - max(offset, 0))
     return x.flatten(-2).index_select(-1, torch.arange(count) * (columns + 1) + first)
 
 
 @defines("aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d", sizes=True)
-def _adaptive_avg_pool(x, sizes):
+def _adaptive_avg_pool(x: Tensor, sizes: list[int]) -> Tensor:
     """Means of slices along one dimension after the other; the mean of all where one is left."""
     for d, wanted in zip(range(-len(sizes), 0), sizes, strict=True):
         if wanted == 1:
@@ -223,7 +237,7 @@ def _adaptive_avg_pool(x, sizes):
 
 
 @defines("aten::adaptive_max_pool1d", "aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d", sizes=True)
-def _adaptive_max_pool(x, sizes):
+def _adaptive_max_pool(x: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     """Windows of one width: the last element of a shorter one is repeated, and the first of the largest is taken. Where
     the sizes are multiples of those wanted, it is an ordinary pool."""
     rank = len(sizes)
@@ -249,11 +263,11 @@ def _adaptive_max_pool(x, sizes):
     index = _last_nan_or_largest(taken)
     values = taken.gather(-1, index).select(-1, 0)
     where = windows.expand_as(taken).gather(-1, index).select(-1, 0)
-    wanted = places.shape[:rank]
-    return values.unflatten(-1, wanted), where.unflatten(-1, wanted)
+    wanted_sizes = places.shape[:rank]
+    return values.unflatten(-1, wanted_sizes), where.unflatten(-1, wanted_sizes)
 
 
-def _last_nan_or_largest(x):
+def _last_nan_or_largest(x: Tensor) -> Tensor:
     """Where PyTorch's loop over a window ends."""
     if not x.is_floating_point():
         return x.argmax(-1, keepdim=True)
@@ -262,7 +276,10 @@ def _last_nan_or_largest(x):
 
 
 @defines("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d", recursive=True)
-def _avg_pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor=None):
+def _avg_pool(
+    x: Tensor, kernel: list[int], stride: list[int], padding: list[int], ceil_mode: bool, count_include_pad: bool,
+    divisor: Any = None,
+) -> Tensor:  # fmt: skip
     """Sums of windows, by a divisor that is not their size; without a batch."""
     if x.dim() == 2:
         return F.avg_pool1d(x.unsqueeze(0), kernel, stride, padding, ceil_mode, count_include_pad).squeeze(0)
@@ -272,7 +289,7 @@ def _avg_pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor=
     kernel, padding = (v * rank if len(v) == 1 else v for v in (kernel, padding))
     stride = stride * rank if len(stride) == 1 else stride or kernel
     if ceil_mode:  # zeros make the windows at the end whole
-        sides = []
+        sides: list[int] = []
         for n, k, s, p in zip(map(int, x.shape[-rank:]), kernel, stride, padding, strict=True):
             count = -(-(n + 2 * p - k) // s) + 1
             count -= (count - 1) * s >= n + p
@@ -283,7 +300,9 @@ def _avg_pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor=
 
 
 @defines("aten::col2im")
-def _fold(x, size, kernel, dilation, padding, stride):
+def _fold(
+    x: Tensor, size: list[int], kernel: list[int], dilation: list[int], padding: list[int], stride: list[int],
+) -> Tensor:  # fmt: skip
     (height, width), (down, right) = [n + 2 * p for n, p in zip(size, padding, strict=True)], stride
     tops = torch.arange(0, height - dilation[0] * (kernel[0] - 1), down)
     lefts = torch.arange(0, width - dilation[1] * (kernel[1] - 1), right)
@@ -297,14 +316,14 @@ def _fold(x, size, kernel, dilation, padding, stride):
 
 
 @defines("aten::one_hot", recursive=True)
-def _one_hot(x, classes=-1):
+def _one_hot(x: Tensor, classes: int = -1) -> None:
     if classes < 0:
         raise Leave("as many classes as there are in the data")
     raise Keep
 
 
 @defines("aten::rms_norm", sizes=True)
-def _rms_norm(x, shape, weight=None, eps=None):
+def _rms_norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """Of the type of x, whatever the weight's is; a weight of that type goes into one operator of the engine."""
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     axes = list(range(-len(shape), 0))
@@ -316,7 +335,7 @@ def _rms_norm(x, shape, weight=None, eps=None):
 
 
 @defines("aten::feature_dropout")
-def _feature_dropout(x, p, train):
+def _feature_dropout(x: Tensor, p: float, train: bool) -> Tensor:
     if not train or p == 0:
         return x
     ones = torch.ones(x.shape[0], x.shape[1], dtype=x.dtype).reshape([*x.shape[:2], *([1] * (x.dim() - 2))])

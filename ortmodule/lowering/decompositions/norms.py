@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ortmodule.core.errors import Keep, Leave
 from ortmodule.lowering.decompositions.table import defines, dtype_of, sloped
 
 
 @defines("aten::norm", recursive=True)
-def _norm(x, p=None, dim=None, keepdim=False, dtype=None):
+def _norm(
+    x: Tensor, p: float | None = None, dim: list[int] | None = None, keepdim: bool = False, dtype: int | None = None,
+) -> Tensor:  # fmt: skip
     p = 2.0 if p is None else p
     if not isinstance(p, (int, float)):
         raise Keep
@@ -20,7 +25,9 @@ def _norm(x, p=None, dim=None, keepdim=False, dtype=None):
 
 
 @defines("aten::linalg_vector_norm")
-def vector_norm(x, p=2, dim=None, keepdim=False, dtype=None):
+def vector_norm(
+    x: Tensor, p: float = 2, dim: list[int] | None = None, keepdim: bool = False, dtype: int | None = None
+) -> Tensor:
     """Of a vector of zeros the gradient is zero; of equal ones it is shared for infinite p. Powers of 16-bit numbers
     are added up in float32, where they do not overflow."""
     x = x if dtype is None else x.to(dtype_of(dtype))
@@ -52,7 +59,7 @@ def vector_norm(x, p=2, dim=None, keepdim=False, dtype=None):
     return _reduced(value, x, slope, dim, keepdim)
 
 
-def _reduced(value, x, slope, dim, keepdim):
+def _reduced(value: Tensor, x: Tensor, slope: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     """A value over dimensions that it has kept, with dx = dy * slope."""
     nothing = sloped(torch.zeros_like(x), (x, slope))
     value = value.detach() + nothing.sum(dim, True)
@@ -60,7 +67,10 @@ def _reduced(value, x, slope, dim, keepdim):
 
 
 @defines("aten::linalg_norm")
-def _linalg_norm(x, order=None, dim=None, keepdim=False, dtype=None):
+def _linalg_norm(
+    x: Tensor, order: float | None = None, dim: list[int] | None = None, keepdim: bool = False,
+    dtype: int | None = None,
+) -> Tensor:  # fmt: skip
     dim = [dim] if isinstance(dim, int) else dim
     if order is None:
         return vector_norm(x, 2, dim, keepdim, dtype)
@@ -70,11 +80,14 @@ def _linalg_norm(x, order=None, dim=None, keepdim=False, dtype=None):
 
 
 @defines("aten::linalg_matrix_norm")
-def _matrix_norm(x, order="fro", dim=(-2, -1), keepdim=False, dtype=None):
+def _matrix_norm(
+    x: Tensor, order: float | str = "fro", dim: Sequence[int] = (-2, -1), keepdim: bool = False,
+    dtype: int | None = None,
+) -> Tensor:  # fmt: skip
     x = x if dtype is None else x.to(dtype_of(dtype))
     if order == "fro":
         return vector_norm(x, 2, list(dim), keepdim)
-    if order not in (1, -1, math.inf, -math.inf):
+    if isinstance(order, str) or order not in (1, -1, math.inf, -math.inf):
         raise Leave(f"a matrix norm of order {order}")
     rows, columns = (d % x.dim() for d in dim)
     if abs(order) != 1:
@@ -85,28 +98,28 @@ def _matrix_norm(x, order="fro", dim=(-2, -1), keepdim=False, dtype=None):
 
 
 @defines("aten::linalg_cond")
-def _condition(x, order=None):
+def _condition(x: Tensor, order: float | None = None) -> None:
     raise Leave("a condition number")
 
 
 @defines("aten::cdist")
-def _cdist(a, b, p=2.0, mode=None):
+def _cdist(a: Tensor, b: Tensor, p: float = 2.0, mode: int | None = None) -> Tensor:
     return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, [-1])
 
 
 @defines("aten::pairwise_distance")
-def _pairwise_distance(a, b, p=2.0, eps=1e-6, keepdim=False):
+def _pairwise_distance(a: Tensor, b: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
     return vector_norm(a - b + eps, p, [-1], keepdim)
 
 
 @defines("aten::cosine_similarity")
-def _cosine_similarity(a, b, dim=1, eps=1e-8):
+def _cosine_similarity(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """The gradient passes the bound of the norms as if it were not there."""
     a, b = torch.broadcast_tensors(a, b)
     if a.dim() == 0:
         return _cosine_similarity(a.reshape(1), b.reshape(1), 0, eps)
 
-    def unit(x):
+    def unit(x: Tensor) -> Tensor:
         norm = vector_norm(x, 2, [dim], True)
         return x / sloped(norm.clamp(min=eps), (norm, torch.ones_like(norm)))
 
@@ -114,7 +127,7 @@ def _cosine_similarity(a, b, dim=1, eps=1e-8):
 
 
 @defines("aten::renorm")
-def _renorm(x, p, dim, most):
+def _renorm(x: Tensor, p: float, dim: int, most: float) -> Tensor:
     """What is not longer than allowed stays, and so does its gradient."""
     dims = [d for d in range(x.dim()) if d != dim % x.dim()]
     long = vector_norm(x.detach(), p, dims, True) > most
@@ -123,33 +136,33 @@ def _renorm(x, p, dim, most):
 
 
 @defines("aten::var")
-def _var(x, *arguments):
+def _var(x: Tensor, *arguments: Any) -> Tensor:
     return _moments(_wide(x), *arguments)[0].to(x.dtype)
 
 
 @defines("aten::var_mean")
-def _var_mean(x, *arguments):
+def _var_mean(x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     variance, mean = _moments(_wide(x), *arguments)
     return variance.to(x.dtype), mean.to(x.dtype)
 
 
 @defines("aten::std")
-def _std(x, *arguments):
+def _std(x: Tensor, *arguments: Any) -> Tensor:
     return _root(_moments(_wide(x), *arguments)[0]).to(x.dtype)
 
 
 @defines("aten::std_mean")
-def _std_mean(x, *arguments):
+def _std_mean(x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     variance, mean = _moments(_wide(x), *arguments)
     return _root(variance).to(x.dtype), mean.to(x.dtype)
 
 
-def _wide(x):
+def _wide(x: Tensor) -> Tensor:
     """Neither squares nor how many there are fit 16 bits: PyTorch adds them up in wider types, too."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _moments(x, dim=None, correction=1, keepdim=False):
+def _moments(x: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> tuple[Tensor, ...]:
     """Variance and mean, by the arguments of every overload: `dim` may be absent, the correction a bool or None."""
     if isinstance(dim, bool):
         dim, correction = None, dim
@@ -169,7 +182,7 @@ def _moments(x, dim=None, correction=1, keepdim=False):
     return variance, x.mean(dim, keepdim=keepdim)
 
 
-def _root(x):
+def _root(x: Tensor) -> Tensor:
     """The square root, whose gradient at zero is zero."""
     none = x == 0
     return x.masked_fill(none, 1).sqrt().masked_fill(none, 0)
@@ -179,7 +192,10 @@ def _root(x):
 
 
 @defines("aten::batch_norm", recursive=True)
-def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps, cudnn):
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, variance: Tensor | None,
+    training: bool, momentum: float, eps: float, cudnn: bool,
+) -> Tensor:  # fmt: skip
     """Without running statistics it moves temporary ones, which are not returned."""
     if mean is not None:
         raise Keep
@@ -189,7 +205,10 @@ def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps, cudnn)
 
 
 @defines("aten::instance_norm", recursive=True)
-def _instance_norm(x, weight, bias, mean, variance, own, momentum, eps, cudnn):
+def _instance_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, variance: Tensor | None, own: bool,
+    momentum: float, eps: float, cudnn: bool,
+) -> Tensor:  # fmt: skip
     """By running statistics it is a batch's."""
     if own:
         raise Keep
@@ -197,6 +216,6 @@ def _instance_norm(x, weight, bias, mean, variance, own, momentum, eps, cudnn):
 
 
 @defines("aten::logdet")
-def _logdet(x):
+def _logdet(x: Tensor) -> Tensor:
     sign, size = torch.linalg.slogdet(x)
     return torch.where(sign < 0, math.nan, size)

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ortmodule.core.errors import Keep
 from ortmodule.lowering.decompositions.table import CLAMP_SHARES, defines, shared, sloped
 
 
 @defines("aten::max", recursive=True)
-def _max(x, dim=None, keepdim=False):
+def _max(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | tuple[Tensor, ...]:
     return _extreme(x, dim, keepdim, torch.argmax)
 
 
 @defines("aten::min", recursive=True)
-def _min(x, dim=None, keepdim=False):
+def _min(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | tuple[Tensor, ...]:
     return _extreme(x, dim, keepdim, torch.argmin)
 
 
-def _extreme(x, dim, keepdim, arg):
+def _extreme(x: Tensor, dim: int | None, keepdim: bool, arg: Callable[..., Tensor]) -> Tensor | tuple[Tensor, ...]:
     """Over a dimension: the whole gradient goes to the element that the index names. Over all of them: it is shared by
     those that are equal, NaN among them."""
-    if isinstance(dim, torch.Tensor) or x.dim() == 0:
+    if isinstance(dim, Tensor) or x.dim() == 0:
         raise Keep
     if dim is None:
         if not x.is_floating_point():
@@ -34,7 +37,7 @@ def _extreme(x, dim, keepdim, arg):
     return picked(x, index, dim, keepdim)
 
 
-def _shared(x, value, taken):
+def _shared(x: Tensor, value: Tensor, taken: Tensor) -> Tensor:
     """``value``, whose gradient the elements that are ``taken`` share."""
     count = taken.float().sum()
     share = torch.where(taken, x, 0).sum()
@@ -42,14 +45,14 @@ def _shared(x, value, taken):
     return sloped(value, (share.to(x.dtype), torch.ones_like(value)))
 
 
-def picked(x, index, dim, keepdim):
+def picked(x: Tensor, index: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     """Values at an index that has kept the dimension, and the index."""
     values = x.gather(dim, index)
     return (values, index) if keepdim else (values.select(dim, 0), index.select(dim, 0))
 
 
 @defines("aten::median")
-def _median(x, dim=None, keepdim=False):
+def _median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | tuple[Tensor, ...]:
     if x.dim() == 0:
         raise Keep
     if dim is None:  # its gradient is shared by all that are equal
@@ -65,7 +68,7 @@ def _median(x, dim=None, keepdim=False):
 
 
 @defines("aten::nanmedian")
-def _nanmedian(x, dim=None, keepdim=False):
+def _nanmedian(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | tuple[Tensor, ...]:
     if x.dim() == 0 or not x.is_floating_point():
         raise Keep
     if dim is None:
@@ -76,7 +79,7 @@ def _nanmedian(x, dim=None, keepdim=False):
 
 
 @defines("aten::kthvalue")
-def _kthvalue(x, k, dim=-1, keepdim=False):
+def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, ...]:
     if x.dim() == 0:
         raise Keep
     index = x.topk(k, dim, largest=False)[1].narrow(dim, k - 1, 1)
@@ -84,7 +87,7 @@ def _kthvalue(x, k, dim=-1, keepdim=False):
 
 
 @defines("aten::sort", recursive=True)
-def _sort(x, *arguments):
+def _sort(x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     """The engine's order is stable."""
     if isinstance(arguments[0], (bool, type(None))) and len(arguments) == 3:
         _, dim, descending = arguments
@@ -93,15 +96,15 @@ def _sort(x, *arguments):
 
 
 @defines("aten::argsort")
-def _argsort(x, *arguments):
+def _argsort(x: Tensor, *arguments: Any) -> Tensor:
     dim, descending = arguments[-2:]
     return torch.sort(x, dim, descending)[1]
 
 
 @defines("aten::clamp", recursive=True)
-def _clamp(x, low=None, high=None):
+def _clamp(x: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
     """By tensors: where x is at its bound the gradient is its own; a NaN gives none to either."""
-    if not isinstance(low, torch.Tensor) and not isinstance(high, torch.Tensor):
+    if not isinstance(low, Tensor) and not isinstance(high, Tensor):
         return _clamp_by_numbers(x, low, high)
     if CLAMP_SHARES and x.is_floating_point():  # integers have no gradient
         return _clamp_shared(x, low, high)
@@ -119,10 +122,11 @@ def _clamp(x, low=None, high=None):
         value = value if bound is None else torch.where(taken, bound, value)
     if len(bounds) == 2 and rest.is_floating_point():  # what a NaN has part in is NaN, and its gradient a bound's
         value = value + torch.where(rest.isnan(), rest, -0.0)
+    assert inside is not None, "there is a bound"
     return torch.where(inside, x, value)
 
 
-def _clamp_by_numbers(x, low, high):
+def _clamp_by_numbers(x: Tensor, low: Any, high: Any) -> Tensor:
     """At a bound, and of a NaN, there is no gradient."""
     if not x.is_floating_point() or not CLAMP_SHARES:
         raise Keep
@@ -134,10 +138,11 @@ def _clamp_by_numbers(x, low, high):
             value = torch.where(value < bound if is_low else value > bound, bound, value)
     if any(bound is not None and math.isnan(bound) for bound in (low, high)):
         value = torch.full_like(x, math.nan)
+    assert inside is not None, "there is a bound"
     return torch.where(inside, x, value)
 
 
-def _clamp_shared(x, low, high):
+def _clamp_shared(x: Tensor, low: Any, high: Any) -> Tensor:
     """x and a bound that it is at have half of the gradient each. Of a NaN one bound and x have all of it, of two x."""
     if low is None or high is None:
         bound = low if high is None else high
@@ -156,17 +161,17 @@ def _clamp_shared(x, low, high):
 
 
 @defines("aten::clamp_min", recursive=True)
-def _clamp_min(x, low):
+def _clamp_min(x: Tensor, low: float) -> Tensor:
     return _clamp(x, low)
 
 
 @defines("aten::clamp_max", recursive=True)
-def _clamp_max(x, high):
+def _clamp_max(x: Tensor, high: float) -> Tensor:
     return _clamp(x, None, high)
 
 
 @defines("aten::histc")
-def _histc(x, bins=100, low=0, high=0):
+def _histc(x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Tensor:
     """How many elements fall into each bin; the last one includes its end, and what is outside counts nowhere."""
     if low == high:
         raise Keep

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ortmodule.core.errors import Keep
-from ortmodule.lowering.decompositions.table import DEFINITIONS, TAKES_ANY_INDEX, defines, from_start
+from ortmodule.lowering.decompositions.table import DEFINITIONS, TAKES_ANY_INDEX, defines, from_start, traced_sizes
 
 
 def _of_one(kind: str) -> None:
     """A tensor of rank 0 is one of a single element; otherwise what was defined before holds."""
     packet, before = getattr(torch.ops.aten, kind), DEFINITIONS.get(f"aten::{kind}")
 
-    def define(x, *arguments):
+    def define(x: Tensor, *arguments: Any) -> Tensor | tuple[Tensor, ...]:
         if x.dim() or any(isinstance(a, bool) for a in arguments[:1]):
             if before is None:
                 raise Keep
             return before(x, *arguments)
-        raised = [a.reshape(-1) if isinstance(a, torch.Tensor) else a for a in arguments]
+        raised = [a.reshape(-1) if isinstance(a, Tensor) else a for a in arguments]
         results = (before or packet)(x.reshape(1), *raised)
-        shape = [a.shape for a in arguments if isinstance(a, torch.Tensor)][:1] if kind == "gather" else [()]
+        shape = [a.shape for a in arguments if isinstance(a, Tensor)][:1] if kind == "gather" else [()]
         if isinstance(results, tuple):
             return tuple(r.reshape(()) for r in results)
         return results.reshape(shape[0])
@@ -36,7 +40,7 @@ def _index_of_one(kind: str) -> None:
     """Values and an index: of a tensor of rank 0 itself, and zero."""
     before = DEFINITIONS.get(f"aten::{kind}")
 
-    def define(x, *arguments):
+    def define(x: Tensor, *arguments: Any) -> Tensor | tuple[Tensor, ...]:
         if x.dim():
             if before is None:
                 raise Keep
@@ -53,7 +57,7 @@ for _kind in ("median", "nanmedian", "kthvalue", "mode", "cummax", "cummin"):
 
 
 @defines("aten::take_along_dim")
-def _take_along_dim(x, index, dim=None):
+def _take_along_dim(x: Tensor, index: Tensor, dim: int | None = None) -> Tensor:
     if dim is None:
         return x.reshape(-1).gather(0, index.reshape(-1))
     if x.dim() != index.dim():
@@ -62,14 +66,14 @@ def _take_along_dim(x, index, dim=None):
     index = index % x.shape[dim] if TAKES_ANY_INDEX else index
     one = torch.broadcast_tensors(x.detach().narrow(dim, 0, 1), index.narrow(dim, 0, 1))[0]
 
-    def widened(t):
+    def widened(t: Any) -> Tensor:
         return t.expand([t.shape[d] if d == dim else one.shape[d] for d in range(t.dim())])
 
     return widened(x).gather(dim, widened(index))
 
 
 @defines("aten::index_reduce")
-def _index_reduce(x, dim, index, source, reduce, include_self=True):
+def _index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True) -> Tensor:
     if x.dim() == 0:
         parts = x.reshape(1), dim, index.reshape(-1), source.reshape(-1)
         return _index_reduce(*parts, reduce, include_self).reshape(())
@@ -78,7 +82,7 @@ def _index_reduce(x, dim, index, source, reduce, include_self=True):
 
 
 @defines("aten::put")
-def _put(x, index, source, accumulate=False):
+def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     flat, index = x.reshape(-1), index.reshape(-1)
     index = from_start(index, flat.shape[0])
     place = flat.scatter_add if accumulate else flat.scatter
@@ -86,13 +90,15 @@ def _put(x, index, source, accumulate=False):
 
 
 @defines("aten::slice_scatter")
-def _slice_scatter(x, source, dim=0, start=None, end=None, step=1):
+def _slice_scatter(
+    x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
     places = torch.arange(x.shape[dim])[start:end:step]
     return x.index_copy(dim, places, source)
 
 
 @defines("aten::select_scatter")
-def _select_scatter(x, source, dim, index):
+def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     size = x.shape[dim]
     places = torch.arange(size) - (index if index >= 0 else size + index)
     hit = (places == 0).reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
@@ -100,20 +106,20 @@ def _select_scatter(x, source, dim, index):
 
 
 @defines("aten::diagonal_scatter")
-def _diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
+def _diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
     order = [d for d in range(x.dim()) if d not in (dim1, dim2)] + [dim1, dim2]
     moved = x.permute(order)
-    rows, columns = moved.shape[-2], moved.shape[-1]
+    rows, columns = traced_sizes(moved)
     first = offset if offset >= 0 else -offset * columns
-    count = torch.minimum(rows + min(offset, 0), columns - max(offset, 0))
+    count: Any = torch.minimum(rows + min(offset, 0), columns - max(offset, 0))
     places = torch.arange(count) * (columns + 1) + first
     flat = moved.flatten(-2).index_copy(-1, places, source)
     return flat.reshape(moved.shape).permute([order.index(d) for d in range(x.dim())])
 
 
 @defines("aten::roll", recursive=True)
-def _roll(x, shifts, dims=()):
+def _roll(x: Tensor, shifts: list[int], dims: Sequence[int] = ()) -> Tensor:
     if x.dim() == 0:
         return x * 1
     if dims:
@@ -122,7 +128,7 @@ def _roll(x, shifts, dims=()):
 
 
 @defines("aten::diag_embed")
-def _diag_embed(x, offset=0, dim1=-2, dim2=-1):
+def _diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     places = torch.arange(x.shape[-1])
     square = x.unsqueeze(-1).masked_fill(places[:, None] != places, 0)
     if offset:
@@ -133,18 +139,18 @@ def _diag_embed(x, offset=0, dim1=-2, dim2=-1):
 
 
 @defines("aten::linalg_diagonal")
-def _linalg_diagonal(x, offset=0, dim1=-2, dim2=-1):
+def _linalg_diagonal(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     return x.diagonal(offset, dim1, dim2)
 
 
 @defines("aten::tensor_split", sizes=True)
-def _tensor_split(x, places, dim=0):
-    if isinstance(places, torch.Tensor):
+def _tensor_split(x: Tensor, places: int | list[int], dim: int = 0) -> tuple[Tensor, ...]:
+    if isinstance(places, Tensor):
         raise Keep
     n = int(x.shape[dim])
     if isinstance(places, int):
         sizes = [n // places + (i < n % places) for i in range(places)]
-        ends = [sum(sizes[: i + 1]) for i in range(places)]
+        ends: list[int | None] = [sum(sizes[: i + 1]) for i in range(places)]
     else:
         ends = [*places, None]
     before = (slice(None),) * (dim % x.dim())
@@ -153,15 +159,16 @@ def _tensor_split(x, places, dim=0):
 
 
 @defines("aten::linalg_matrix_power", "aten::matrix_power")
-def _matrix_power(x, n):
+def _matrix_power(x: Tensor, n: int) -> Tensor:
     if n < 1:
         raise Keep
-    result = None
+    result: Tensor | None = None
     while n:
         if n & 1:
             result = x if result is None else result @ x
         n >>= 1
         x = x @ x if n else x
+    assert result is not None, "n has a bit"
     return result * 1
 
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ortmodule.core.errors import Keep
 from ortmodule.lowering.decompositions.table import defines
 
+#: A number for all dimensions, or one for each.
+Sizes = int | list[int] | tuple[int, ...]
 
-def _max_pool(n, indices):
+
+def _max_pool(n: int, indices: bool) -> Callable:
     """Without a batch; with one number for all dimensions."""
 
-    def define(x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
+    def define(
+        x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0, dilation: Sizes = 1, ceil_mode: bool = False
+    ) -> Tensor | tuple[Tensor, ...]:
         lists = [list(v) if isinstance(v, (list, tuple)) else [v] for v in (kernel, stride, padding, dilation)]
         if x.dim() == n + 2 and all(len(v) in (0, n) for v in lists):
             raise Keep
@@ -35,7 +43,7 @@ for _n in (1, 2, 3):
 
 
 @defines("aten::max_unpool2d", "aten::max_unpool3d", sizes=True)
-def _max_unpool(x, index, size, *_):
+def _max_unpool(x: Tensor, index: Tensor, size: list[int], *_: Any) -> Tensor:
     """Elements that no index names are zero."""
     rank = len(size)
     before = list(x.shape[: x.dim() - rank])
@@ -44,12 +52,13 @@ def _max_unpool(x, index, size, *_):
 
 
 @defines(*(f"aten::_upsample_nearest_exact{n}d" for n in (1, 2, 3)), sizes=True)
-def _nearest_exact(x, size, *factors):
+def _nearest_exact(x: Tensor, size: list[int] | None, *factors: Any) -> Tensor:
     """Every place takes the element whose middle is nearest."""
-    factors = factors[0] if len(factors) == 1 and isinstance(factors[0], list) else list(factors)
+    each = factors[0] if len(factors) == 1 and isinstance(factors[0], list) else factors
     rank = x.dim() - 2
     for d in range(rank):
-        n, factor = int(x.shape[2 + d]), factors[d] if d < len(factors) else None
+        n = int(x.shape[2 + d])
+        factor: Any = each[d] if d < len(each) else None
         wanted = size[d] if size is not None else math.floor(n * factor)
         step = n / wanted if factor is None or factor <= 0 else 1 / factor
         places = ((torch.arange(wanted, dtype=torch.float32) + 0.5) * step).floor().long().clamp(max=n - 1)
@@ -58,16 +67,16 @@ def _nearest_exact(x, size, *factors):
 
 
 @defines("aten::alpha_dropout")
-def _alpha_dropout(x, p, train):
+def _alpha_dropout(x: Tensor, p: float, train: bool) -> Tensor:
     return _alpha(x, p, train, x)
 
 
 @defines("aten::feature_alpha_dropout")
-def _feature_alpha_dropout(x, p, train):
+def _feature_alpha_dropout(x: Tensor, p: float, train: bool) -> Tensor:
     return _alpha(x, p, train, x[(slice(None), slice(None), *[slice(0, 1)] * (x.dim() - 2))])
 
 
-def _alpha(x, p, train, like):
+def _alpha(x: Tensor, p: float, train: bool, like: Tensor) -> Tensor:
     """What is dropped takes the value that keeps mean and variance of a SELU's result."""
     if not train or p == 0:
         return x
@@ -79,12 +88,15 @@ def _alpha(x, p, train, like):
     return torch.where(kept, x, -alpha) * scale + alpha * p * scale
 
 
-def _layer_by_layer(kind):
+def _layer_by_layer(kind: str) -> Callable:
     """Recurrent layers one after the other where there is dropout between them."""
     run = getattr(torch, kind)
     states = 2 if kind == "lstm" else 1
 
-    def define(x, state, parameters, biases, layers=None, dropout=0.0, train=False, both=False, batch_first=False):
+    def define(
+        x: Tensor, state: Any, parameters: Any, biases: bool, layers: Any = None, dropout: float = 0.0,
+        train: bool = False, both: bool = False, batch_first: bool = False,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         # A packed sequence comes with its batch sizes, as a tensor, and has other arguments behind it.
         if isinstance(batch_first, list) or not isinstance(parameters, list) or not (train and dropout and layers > 1):
             raise Keep

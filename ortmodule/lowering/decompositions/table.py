@@ -9,8 +9,10 @@ Leave: PyTorch runs such operators inside the graph.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ortmodule.core.errors import Keep
 
@@ -25,15 +27,15 @@ def defines(*kinds: str, recursive: bool = False, sizes: bool = False) -> Callab
     """``recursive``: the definition uses the operator itself, in a form that it keeps. ``sizes``: numbers that are
     computed from sizes come as they are in the trace."""
 
-    def register(function):
-        function.recursive, function.sizes = recursive, sizes
+    def register(function: Callable) -> Callable:
+        vars(function).update(recursive=recursive, sizes=sizes)
         DEFINITIONS.update(dict.fromkeys(kinds, function))
         return function
 
     return register
 
 
-def sloped(value: torch.Tensor, *slopes: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def sloped(value: Tensor, *slopes: tuple[Tensor, Tensor]) -> Tensor:
     """``value``, with the gradients that PyTorch defines: dx = dy * slope for every (x, slope). For functions where the
     derivative of a composition is something else at the edges, like 0 * infinity."""
     value = value.detach()
@@ -42,13 +44,13 @@ def sloped(value: torch.Tensor, *slopes: tuple[torch.Tensor, torch.Tensor]) -> t
     return value
 
 
-def from_start(index: torch.Tensor, size: int) -> torch.Tensor:
+def from_start(index: Tensor, size: int) -> Tensor:
     """``index`` where what is negative counts from the end of a dimension of this ``size``; what is out of range is
     refused."""
     return torch.arange(size)[index]
 
 
-def shared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def shared(a: Tensor, b: Tensor) -> Tensor:
     """``a``, which ``b`` is equal to: each has half of the gradient."""
     a, b = torch.broadcast_tensors(a, b)
     half = torch.full_like(a, 0.5)
@@ -88,7 +90,12 @@ _TYPES = {
 }  # fmt: skip
 
 
-def dtype_of(dtype):
+def traced_sizes(x: Tensor) -> tuple[Any, Any]:
+    """The last two sizes: in a trace they are tensors, which functions of torch take."""
+    return x.shape[-2], x.shape[-1]
+
+
+def dtype_of(dtype: int | torch.dtype | None) -> Any:  # a type, but where None is given
     if isinstance(dtype, int) and dtype not in _TYPES:
         raise Keep
     return _TYPES[dtype] if isinstance(dtype, int) else dtype

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from ortmodule.capture.effects.filled_caches import FillsCache
-from ortmodule.core.errors import CallsOwn, Cause, NotInEngine
+from ortmodule.core.errors import CallsOwn, FillsCache, NotInEngine, Waits
 from ortmodule.core.logger import Log
 from ortmodule.core.torch_private import at_end_of_backward
 
@@ -42,17 +41,6 @@ OFTEN = 32
 MOST_WAITING, MOST_GRAPHS = 256, 64
 #: Results of a call in PyTorch that may begin its backward.
 _MOST_RESULTS = 16
-
-
-class Waits(NotInEngine):
-    """A call whose variant has no graph yet; ``key`` is None, as it may have one the next time."""
-
-    inputs: Sequence[torch.Tensor] | None
-
-    def __init__(self, variant: Variant | None, reason: str, warning: str) -> None:
-        super().__init__(Cause.TORCH_MODEL, reason)
-        self.variant, self.inputs = variant, None
-        self.warning = warning
 
 
 class Variant:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ortmodule.core.errors import Cause, NoOtherGraph, NotInEngine
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.objects.weights import weights
 from ortmodule.guards.module_hooks import HOOKS
 from ortmodule.guards.module_tree import Tree
@@ -73,7 +74,7 @@ class Inner:
 
     def draw(self) -> bool:
         """Do those of islands draw numbers, which PyTorch in their place would draw otherwise?"""
-        return any(draws(unit._ortmodule) for unit in self.found(False).values())
+        return any(draws(dispatcher_of(unit)) for unit in self.found(False).values())
 
     def _find(self, tree: Tree, path: str, budget: Budget) -> None:
         if self._tree is not tree:
@@ -83,18 +84,18 @@ class Inner:
     def _wrapped(self, modules: dict[str, nn.Module], budget: Budget) -> dict[str, Any]:
         units = {where: self._wrap(module) for where, module in modules.items()}
         for unit in units.values():
-            unit._ortmodule.fallback.silent = EVERY_REASON  # PyTorch runs what is around it, as is said
-            budget.share_with(unit._ortmodule.budget)
+            dispatcher_of(unit).fallback.silent = EVERY_REASON  # PyTorch runs what is around it, as is said
+            budget.share_with(dispatcher_of(unit).budget)
         return units
 
     def _ready(self, tree: Tree, path: str, budget: Budget) -> dict[str, nn.Module]:
         """Those that have a graph; all where another capture fits: to meet calls that wait for one takes time, too."""
         units, fits = self._found[path], budget.may_capture_part()
-        ready = without_hooked({where: unit for where, unit in units.items() if fits or _runs(unit._ortmodule)})
+        ready = without_hooked({where: unit for where, unit in units.items() if fits or _runs(dispatcher_of(unit))})
         self._calls[path] += fits
         if self._calls[path] > LEAST_UNMET:
             self._calls[path] = 0
-            self._open(tree, units, [where for where in ready if not units[where]._ortmodule.usage.calls], budget)
+            self._open(tree, units, [where for where in ready if not dispatcher_of(units[where]).usage.calls], budget)
         return ready
 
     def _open(self, tree: Tree, units: dict[str, Any], unmet: list[str], budget: Budget) -> None:
@@ -115,7 +116,7 @@ def draws(dispatcher: Any) -> bool:
     """Do graphs of this one draw numbers, or those of its parts?"""
     random = any(graph.is_random for graphs in dispatcher.graphs.values() for graph in graphs)
     return random or any(
-        draws(unit._ortmodule) for whole in (False, True) for unit in dispatcher.parts.found(whole).values()
+        draws(dispatcher_of(unit)) for whole in (False, True) for unit in dispatcher.parts.found(whole).values()
     )
 
 
@@ -172,6 +173,6 @@ def _add_parts(module: nn.Module, path: str, found: dict[str, nn.Module]) -> Non
 
 def _is_part(module: nn.Module) -> bool:
     inside = list(module.modules())
-    if any(hasattr(each, "_ortmodule") or isinstance(each, torch.jit.ScriptModule) for each in inside):
+    if any(dispatcher_of(each) is not None or isinstance(each, torch.jit.ScriptModule) for each in inside):
         return False
     return sum(bool(each._parameters) for each in inside) > 1

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.runtime.calls import closures
 
 UNREACHED = (
@@ -68,7 +69,7 @@ class _Steps:
 
 
 def _wrapped_inside(module: nn.Module) -> list[nn.Module]:
-    dispatchers = [getattr(m, "_ortmodule", None) for m in module.modules() if m is not module]
+    dispatchers = [dispatcher_of(m) for m in module.modules() if m is not module]
     return [dispatcher.module for dispatcher in dispatchers if dispatcher is not None]
 
 

@@ -1,1 +1,1 @@
-"""One module per C family file (csrc/ops/<family>.c), each with a list CASES; tests/ops/cases.py joins them."""
+"""Lists cases, a module for each C family file (csrc/ops/<family>.c); tests/ops/cases.py joins them."""

@@ -1,4 +1,4 @@
-"""Batch normalisation as nn.BatchNorm has it, in training with the moved running moments, and with given moments."""
+"""Lists cases of batch normalisation as nn.BatchNorm has it, with moved running moments and with given ones."""
 
 import torch.nn.functional as F
 

@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""Lists cases of convolutions."""
 
 import torch.nn.functional as F
 

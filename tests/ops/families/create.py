@@ -1,4 +1,4 @@
-"""Tensors made from attributes and shapes."""
+"""Lists cases of tensors made from attributes and shapes."""
 
 import numpy as np
 import torch

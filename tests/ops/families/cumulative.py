@@ -1,4 +1,4 @@
-"""Running sums."""
+"""Lists cases of running sums."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Einsum."""
+"""Lists cases of Einsum."""
 
 import torch
 

@@ -1,5 +1,7 @@
-"""Cases of csrc/ops/chains/fused.c, fused_reduce.c and fused_rows.c: chains of pointwise nodes and reductions, of which
-passes/pointwise_fusion.c and passes/row_fusion.c make one."""
+"""Lists cases of chains of pointwise nodes and reductions, which passes make one node.
+
+Of csrc/ops/chains/fused.c, fused_reduce.c and fused_rows.c, by passes/pointwise_fusion.c and passes/row_fusion.c.
+"""
 
 import torch
 

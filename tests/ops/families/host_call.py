@@ -1,4 +1,4 @@
-"""A function of Python's as an operator: PyTorch computes it and its gradient, on both sides."""
+"""Lists cases of a function of Python's as an operator: PyTorch computes it and its gradient."""
 
 from tests.ops.cases import Case, ints, t
 

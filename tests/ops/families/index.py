@@ -1,4 +1,4 @@
-"""Reading elements whose place is data."""
+"""Lists cases of reading elements whose place is data."""
 
 import torch
 import torch.nn.functional as F

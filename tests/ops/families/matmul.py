@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Lists cases of matrix products."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Operators that put elements somewhere else."""
+"""Lists cases of operators that put elements somewhere else."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Operators whose result is as large as the data says: on constants, and on data where a prologue counts."""
+"""Lists cases of operators whose result is as large as the data says, with and without a prologue."""
 
 import torch
 

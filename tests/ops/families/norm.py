@@ -1,4 +1,4 @@
-"""Normalisation over the last axes and over groups of channels."""
+"""Lists cases of normalisation over the last axes and over groups of channels."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Pooling."""
+"""Lists cases of pooling."""
 
 import torch
 import torch.nn.functional as F

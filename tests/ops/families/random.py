@@ -1,5 +1,7 @@
-"""Random operators where they leave nothing to chance: rates 0 and 1, distributions of one point. What they do
-otherwise is tested as statistics (tests/ops/test_random.py)."""
+"""Lists random operators where they leave nothing to chance: rates 0 and 1, distributions of one point.
+
+What they do otherwise is tested as statistics (tests/ops/test_random.py).
+"""
 
 import math
 

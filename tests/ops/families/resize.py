@@ -1,4 +1,4 @@
-"""Resampling: Resize, Upsample, GridSample."""
+"""Lists cases of resampling: Resize, Upsample, GridSample."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Recurrent layers."""
+"""Lists cases of recurrent layers."""
 
 import torch
 

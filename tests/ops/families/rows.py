@@ -1,4 +1,4 @@
-"""A loss behind a product, most of whose labels are ignored: only the rows of the others are computed."""
+"""Lists cases of a loss behind a product, most of whose labels are ignored."""
 
 import torch.nn.functional as F
 

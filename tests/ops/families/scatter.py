@@ -1,4 +1,4 @@
-"""Writing and adding elements where indices say."""
+"""Lists cases of writing and adding elements where indices say."""
 
 import torch
 

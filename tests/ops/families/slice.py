@@ -1,4 +1,4 @@
-"""Slice and Split."""
+"""Lists cases of Slice and Split."""
 
 import torch
 

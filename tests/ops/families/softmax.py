@@ -1,4 +1,4 @@
-"""Softmax and its logarithm, over any axis, in both of ONNX's meanings; rows without a finite number."""
+"""Lists cases of softmax and its logarithm, over any axis, in both of ONNX's meanings."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""TopK."""
+"""Lists cases of TopK."""
 
 from tests.ops.cases import FLOAT, NUMBER, Case, t, value
 

@@ -1,4 +1,4 @@
-"""Operators that look at the same elements differently."""
+"""Lists cases of operators that look at the same elements differently."""
 
 import torch
 

@@ -1,5 +1,7 @@
-"""Plain objects that forward reads: in attributes of its module, and around it. Whatever forward read of them counts,
-however it was read; what it did not read does not."""
+"""Whatever forward reads of plain objects counts: in attributes of its module, and around it.
+
+However it was read; what forward did not read does not count.
+"""
 
 import argparse
 import array
