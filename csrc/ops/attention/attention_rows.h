@@ -1,4 +1,4 @@
-/* attention_rows.h -- serves attention.c as a template: hides elements of rows, and stores softmaxes in 16 bits; y may be x. */
+/* attention_rows.h -- serves attention.c as a template: hides elements of rows, and stores softmaxes in 16 bits. */
 #include "ops/reductions/softmax_block.h"
 
 #if DIGITS == 53
