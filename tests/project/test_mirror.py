@@ -81,7 +81,6 @@ THROUGH = {
     "triton_kernels/attention_kernels.py": "triton_kernels/test_attention.py",
     "triton_kernels/device_functions.py": "triton_kernels/test_cases.py",
     "triton_kernels/interpreted.py": "triton_kernels/test_cases.py",
-    "triton_kernels/maker.py": "triton_kernels/test_compiled.py",
     "triton_kernels/source.py": "triton_kernels/test_cases.py",
     "triton_kernels/use.py": "triton_kernels/test_rules.py",
     "optim/amp.py": "optim/test_fp16_optimizer.py",

@@ -1,4 +1,4 @@
-"""Tests the maker of Triton kernels: where there are none, and the ways in which a kernel may be cut into blocks."""
+"""Tests the maker of Triton kernels: where there is none, and the ways in which a kernel may be cut."""
 
 import pytest
 import torch
