@@ -1,4 +1,6 @@
-"""Layers whose frozen weights are of a class of their own (4 bits): PyTorch runs them, the engine what is around."""
+"""Layers with frozen weights of their own class (4 bits): PyTorch runs them, the engine the rest."""
+
+import warnings
 
 import pytest
 import torch
@@ -81,6 +83,17 @@ def test_the_layer_is_an_island():
     report = explain(ours)
     assert report.captured and report.python_ops == ["0.base", "2.base"], str(report)
     assert (report.engine_calls, report.pytorch_calls, report.exports) == (3, 0, 1)
+
+
+def test_of_many_a_few_are_told():
+    """And how many more there are."""
+    torch.manual_seed(0)
+    model = ORTModule(nn.Sequential(*[Coded() for _ in range(10)]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(torch.randn(2, SIZE))
+    told = [str(w.message) for w in caught if "inside the graph" in str(w.message)]
+    assert len(told) == 9 and "the submodule 0 inside" in told[0] and "2 more submodules" in told[-1], told
 
 
 def test_another_weight_in_its_place():
