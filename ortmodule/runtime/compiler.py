@@ -259,15 +259,15 @@ class Compiler:
 
     def _left(self, modules: dict[str, str]) -> None:
         """PyTorch runs these submodules, or methods, inside the graph."""
-        told: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for path, reason in modules.items():
             if path not in self._warned and not any(text in reason for text in self.owner.fallback.silent):
                 self._warned.add(path)
-                told[reason] += 1
-                if told[reason] <= MOST_TOLD:
+                counts[reason] += 1
+                if counts[reason] <= MOST_TOLD:
                     what = f"the method {path.replace(':', '.')}" if ":" in path else f"the submodule {path}"
                     self.log.warn_once(f"PyTorch runs {what} inside the graph: {reason}")
-        for reason, count in told.items():
+        for reason, count in counts.items():
             if count > MOST_TOLD:
                 self.log.warn_once(f"PyTorch runs {count - MOST_TOLD} more submodules inside the graph: {reason}")
 
