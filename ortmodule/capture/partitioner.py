@@ -46,6 +46,7 @@ class Partition:
             self._switches.pop(path)
         self._given = {path: f"there are hooks on {path}, which a graph would not call" for path in hooked}
         self._given |= dict.fromkeys(tree.scripted, "it is scripted, and a trace may lose its control flow")
+        self._given |= {path: f"{why}, which its own code alone can read" for path, why in tree.coded.items()}
 
     def modules(self) -> dict[str, str]:
         """The submodules by path, and methods as `path:name`, with the reasons; none is inside of another."""

@@ -116,6 +116,8 @@ class Inventory:
         #: those of tensor parallelism, of which graphs have this rank's parts.
         self.sharded, self.parallel = communicating_in(self.modules)
         self.within_sharded = {id(m) for unit in self.sharded.values() for m in unit.modules()}
+        #: Submodules with frozen parameters of a class of their own (4-bit weights), which their code alone can read.
+        self.coded = {path: why for path, m in self.modules.items() if path and (why := _coded_in(m))}
         self.classes = [(m, type(m)) for m in self.modules.values()]
         self._children = [(m, tuple(m._modules.items())) for m in self.modules.values()]
         self.parameters: list[Slot] = []
@@ -136,6 +138,8 @@ class Inventory:
         for path, part in self._own_modules():
             for holder, slots in ((part._parameters, self.parameters), (part._buffers, self.buffers)):
                 for slot in _slots_in(path, holder, path in self.parallel):
+                    if path in self.coded and is_coded(slot.get()):
+                        continue
                     if id(slot.get()) in found:
                         self._ties.append((found[id(slot.get())], slot))
                     else:
@@ -292,6 +296,21 @@ class Inventory:
                 advice = "; wrap a module around the one that is sharded or parallel" if sharded else ""
                 return f"{slot.name} is a {type(tensor).__name__} with layout {tensor.layout}{advice}"
         return None
+
+
+def is_coded(tensor: torch.Tensor) -> bool:
+    """Is it a frozen parameter that no graph can take in, as its elements are not those of a matrix?"""
+    if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided:
+        return False
+    return isinstance(tensor, nn.Parameter) and not (
+        tensor.requires_grad or nn.parameter.is_lazy(tensor) or hasattr(tensor, "to_local")
+    )
+
+
+def _coded_in(module: nn.Module) -> str:
+    """Why PyTorch runs ``module``, if that is for such a parameter of its own; "": it has none."""
+    held = module._parameters.items()
+    return next((f"its {name} is a {type(t).__name__}" for name, t in held if t is not None and is_coded(t)), "")
 
 
 def path_of(path: str, key: object) -> str:

@@ -17,7 +17,7 @@ from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.rng_state import States
 from ortmodule.core.snapshot import Items, Snapshot
 from ortmodule.guards.descriptions import Description, describe
-from ortmodule.guards.inventory import Inventory
+from ortmodule.guards.inventory import Inventory, is_coded
 from ortmodule.guards.module_hooks import HOOK_FLAGS, HOOKS
 from ortmodule.guards.sharding.local_parameters import of_part
 from ortmodule.guards.sharding.sharded import SHARDING_STATE
@@ -75,7 +75,7 @@ def replace_parameters(
         if id(module) in inventory.within_sharded:
             continue
         for key, parameter in module._parameters.items():
-            if parameter is not None:
+            if parameter is not None and not is_coded(parameter):
                 other = made.get(id(parameter))
                 if other is None:
                     own = parameter.detach()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
@@ -40,6 +41,9 @@ from ortmodule.runtime.calls.lengths import Lengths
 from ortmodule.runtime.calls.module_state import ModuleState, ModuleStates
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.tensors.shared_memory import overlap
+
+#: Submodules that are left to PyTorch for one reason, of which a user is told each.
+MOST_TOLD = 8
 
 
 class Owner(Protocol):
@@ -127,9 +131,7 @@ class Compiler:
             if has_fast_path(self.owner.module):
                 text = FAST_PATH
             raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
-        for path, reason in _partition(call).modules().items():
-            if path not in call.tree.sharded:
-                self._left(path, reason)
+        self._left({path: why for path, why in _partition(call).modules().items() if path not in call.tree.sharded})
         captured = graph.capture
         for line in captured.trace.prints:
             self.log.warn_once(f"forward prints, or writes to a file ({line}): it does not where the engine runs it")
@@ -255,12 +257,19 @@ class Compiler:
                     raise NotInEngine(Cause.TORCH_MODEL, text) from error
                 owner.budget.go_on(str(error))
 
-    def _left(self, path: str, reason: str) -> None:
-        """PyTorch runs a submodule, or a method, inside the graph."""
-        if path not in self._warned and not any(text in reason for text in self.owner.fallback.silent):
-            self._warned.add(path)
-            what = f"the method {path.replace(':', '.')}" if ":" in path else f"the submodule {path}"
-            self.log.warn_once(f"PyTorch runs {what} inside the graph: {reason}")
+    def _left(self, modules: dict[str, str]) -> None:
+        """PyTorch runs these submodules, or methods, inside the graph."""
+        counts: Counter[str] = Counter()
+        for path, reason in modules.items():
+            if path not in self._warned and not any(text in reason for text in self.owner.fallback.silent):
+                self._warned.add(path)
+                counts[reason] += 1
+                if counts[reason] <= MOST_TOLD:
+                    what = f"the method {path.replace(':', '.')}" if ":" in path else f"the submodule {path}"
+                    self.log.warn_once(f"PyTorch runs {what} inside the graph: {reason}")
+        for reason, count in counts.items():
+            if count > MOST_TOLD:
+                self.log.warn_once(f"PyTorch runs {count - MOST_TOLD} more submodules inside the graph: {reason}")
 
     def _failed_backward(self, key: object, error: Exception) -> None:
         """PyTorch takes over such calls from their backward on. Raises ``error`` when it must not."""
