@@ -154,6 +154,9 @@ class Plan:
     def recomputed(self) -> tuple[int, float]:
         """How many values backward computes again, and by which share that adds to a step's work, estimated."""
     @property
+    def orders(self) -> tuple[str, dict[str, int]]:
+        """(The order of execution, the most bytes that each order needs at one time, estimated); {}: not compared."""
+    @property
     def work(self) -> tuple[float, float, float, float, float]:
         """(of products, of those in 16 bits, of other kernels, bytes, bytes moved elsewhere), all estimated"""
     @property

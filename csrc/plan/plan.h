@@ -11,6 +11,7 @@
 #include "ops/op.h"
 #include "passes/made_by.h"
 #include "plan/offsets.h"
+#include "plan/order_rules.h"
 #include "plan/recompute.h"
 
 /* Bytes that divide the address of an arena and of all that lies in it. cuBLASLt wants its workspace on 256. */
@@ -60,6 +61,13 @@ typedef struct block_use {
     const value *value;
 } block_use;
 
+/* Which order of execution a plan has. */
+typedef struct order_choice {
+    bool compared; /* with others */
+    order_rule rule;
+    int64_t peaks[ORDER_RULES]; /* the most bytes that each needs at one time, estimated */
+} order_choice;
+
 typedef struct plan {
     graph *g;
     instr *code;
@@ -89,9 +97,10 @@ typedef struct plan {
     bool *reads_input;      /* [inputs of the model] backward reads it: it must not change before */
     bool *reads_output;     /* [outputs] the same */
     recompute_result again; /* what backward computes again */
-    int compiles;           /* of the whole model until it was found */
-    int fired[MAX_PASSES];  /* how often each pass changed something */
-    made_by made;           /* which pass made a node */
+    order_choice order;
+    int compiles;          /* of the whole model until it was found */
+    int fired[MAX_PASSES]; /* how often each pass changed something */
+    made_by made;          /* which pass made a node */
 } plan;
 
 /* Consumes `g` (it inserts copies where a kernel needs them). The plan lives in the graph's context. `cuda`: for a GPU;
@@ -134,7 +143,18 @@ typedef struct layout {
  * strides and for results that need memory of their own. out[value id]. */
 MUST_USE status layout_make(graph *g, layout **out);
 /* The nodes that execute, forward first. Views do not execute. */
-MUST_USE status order_make(graph *g, const layout *where, const node ***order, int *count, int *n_forward);
+typedef struct run_order {
+    const node **at;
+    int count, n_forward;
+} run_order;
+
+/* As they are written. */
+MUST_USE status order_make(graph *g, const layout *where, run_order *out);
+/* Another order that seems to need so much less that it is worth it; out->at: NULL: there is none. */
+MUST_USE status order_other(graph *g, const layout *where, const run_order *written, order_choice *choice,
+                            run_order *out);
+/* Are the bytes that are saved worth another order? */
+bool order_saves(int64_t before, int64_t after);
 
 tensor layout_tensor(const value *v, const layout *where);
 

@@ -109,6 +109,19 @@ static PyObject *get_recomputed(PyObject *object, void *unused) {
     return Py_BuildValue("(id)", r->count, r->total > 0 ? r->cost / r->total : 0.0);
 }
 
+static PyObject *get_orders(PyObject *object, void *unused) {
+    const order_choice *o = &plan_of(object)->order;
+    PyObject *dict = PyDict_New();
+
+    (void)unused;
+    for (int i = 0; dict && o->compared && i < ORDER_RULES; i++) {
+        PyObject *bytes = PyLong_FromLongLong(o->peaks[i]);
+        if (!bytes || PyDict_SetItemString(dict, order_names[i], bytes) < 0) Py_CLEAR(dict);
+        Py_XDECREF(bytes);
+    }
+    return dict ? Py_BuildValue("(sN)", order_names[o->rule], dict) : NULL;
+}
+
 static PyObject *get_work(PyObject *object, void *unused) {
     const plan *p = plan_of(object);
     PyObject *found = NULL;
@@ -270,6 +283,9 @@ PyGetSetDef plan_attributes[] = {
      NULL},
     {"recomputed", get_recomputed, NULL,
      "(values that backward computes again, the share of a step's work that this adds, estimated)", NULL},
+    {"orders", get_orders, NULL,
+     "(the order of execution, {order: the most bytes needed at one time, estimated}); {}: others were not looked at",
+     NULL},
     {"work", get_work, NULL,
      "(of products, of those in 16 bits, of other kernels, bytes, bytes moved elsewhere), all estimated", NULL},
     {"compiles", get_compiles, NULL, "how often the model was compiled until the plan was within its budget", NULL},

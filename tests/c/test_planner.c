@@ -1,5 +1,6 @@
-/* test_planner.c -- plans of random graphs, without kernels: lives, offsets, what backward computes again, sweeps. */
+/* test_planner.c -- plans of random graphs, without kernels: orders, lives, offsets, what backward computes again, sweeps. */
 #include "core/hash.h"
+#include "passes/convex.h"
 #include "plan/peak.h"
 #include "plan/plan.h"
 
@@ -79,17 +80,21 @@ static uint64_t of_moved(const node *n, const uint64_t *of) {
     return of[n->in[0]->id];
 }
 
-/* A hash of the expression behind every gradient: the operators, and what they read. */
+/* Of what the node computes: its operator, and what it reads. */
+static void hash_node(const node *n, uint64_t *of) {
+    uint64_t h = (uint64_t)(uintptr_t)n->op;
+
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i]) h = hash_mix(h, n->in[i]->def ? of[n->in[i]->id] : hash_of_given(n->in[i]));
+    for (int i = 0; i < n->n_out; i++) of[n->out[i]->id] = is_move(n) ? of_moved(n, of) : hash_mix(h, (uint64_t)i);
+}
+
+/* A hash of the expression behind every gradient, in the order of the graph. */
 static void hash_gradients(ctx *c, const graph *g, uint64_t out[STREAMS]) {
     uint64_t *of;
 
     must(c, NEW(c, of, g->n_values));
-    for (const node *n = g->first; n; n = n->next) {
-        uint64_t h = (uint64_t)(uintptr_t)n->op;
-        for (int i = 0; i < n->n_in; i++)
-            if (n->in[i]) h = hash_mix(h, n->in[i]->def ? of[n->in[i]->id] : hash_of_given(n->in[i]));
-        for (int i = 0; i < n->n_out; i++) of[n->out[i]->id] = is_move(n) ? of_moved(n, of) : hash_mix(h, (uint64_t)i);
-    }
+    for (const node *n = g->first; n; n = n->next) hash_node(n, of);
     for (int k = 0; k < STREAMS; k++) out[k] = of[g->input_grads[k]->id];
 }
 
@@ -120,14 +125,37 @@ static void check_joint(ctx *c, const plan *p, int64_t sum) {
     }
 }
 
+/* Instructions are the graph's nodes, each behind what makes its operands, none in the other phase or past what others see:
+ * what they compute in this order are the same expressions. */
+static void check_order(ctx *c, const plan *p) {
+    uint64_t *written, *planned;
+    const node *seen = p->g->first;
+
+    must(c, NEW(c, written, p->g->n_values));
+    must(c, NEW(c, planned, p->g->n_values));
+    for (const node *n = p->g->first; n; n = n->next) hash_node(n, written);
+    for (int t = 0; t < p->n_code; t++) {
+        const node *n = p->code[t].node;
+        CHECK((n->mark == PHASE_FORWARD) == (t < p->n_forward));
+        hash_node(n, planned);
+        for (int i = 0; i < n->n_out; i++)
+            CHECK(planned[n->out[i]->id] == written[n->out[i]->id] && written[n->out[i]->id]);
+        if (!node_is_seen(n)) continue;
+        while (seen && !node_is_seen(seen)) seen = seen->next;
+        CHECK(seen == n);
+        seen = n->next;
+    }
+}
+
 /* No two blocks share an address at one time, and the arena lies between what lives at one time and the sum of all. */
-static void check_plan(ctx *c, graph *g) {
+static plan *check_plan(ctx *c, graph *g) {
     int64_t live, sum = 0;
     plan *p;
     int at;
 
     g->joint_from = 1;
     CHECK_OK(c, plan_make(g, false, &p));
+    check_order(c, p);
     CHECK_OK(c, plan_peak(c, p, false, &at, &live));
     for (int i = 0; i < p->n_blocks; i++) {
         const interval *b = &p->blocks[i];
@@ -137,6 +165,7 @@ static void check_plan(ctx *c, graph *g) {
     }
     CHECK(live <= p->arena_bytes && p->arena_bytes <= sum);
     check_joint(c, p, sum);
+    return p;
 }
 
 /* --- tests ---------------------------------------------------------------------------------------------------------- */
@@ -148,6 +177,72 @@ TEST(random_graphs_have_plans_without_overlap) {
         check_plan(&c, random_graph(&c, seed));
         ctx_release(&c);
     }
+}
+
+/* The same graph without a choice of its order: gradients that are handed over come as they are written. */
+static int64_t bytes_as_written(uint64_t seed) {
+    int64_t live;
+    int at;
+    plan *p;
+    ctx c;
+
+    ctx_init(&c);
+    graph *g = random_graph(&c, seed);
+    CHECK_OK(&c, plan_make(g, false, &p));
+    CHECK(!p->order.compared && p->order.rule == AS_WRITTEN && p->joint_bytes == 0);
+    const node *n = g->first;
+    for (int t = 0; t < p->n_forward; n = n->next)
+        if (n->mark == PHASE_FORWARD) CHECK(p->code[t++].node == n);
+    CHECK_OK(&c, plan_peak(&c, p, false, &at, &live));
+    ctx_release(&c);
+    return live;
+}
+
+TEST(of_several_orders_the_best_is_kept) {
+    int others = 0;
+
+    for (uint64_t seed = 0; seed < 4 * SEEDS; seed++) {
+        ctx c;
+        ctx_init(&c);
+        const plan *p = check_plan(&c, random_graph(&c, seed));
+        const int64_t *peaks = p->order.peaks, written = peaks[AS_WRITTEN];
+        CHECK(p->order.compared && written >= bytes_as_written(seed)); /* gradients are in the joint arena */
+        if (p->order.rule != AS_WRITTEN) {
+            CHECK(written - peaks[p->order.rule] > written / 32);
+            for (int rule = 0; rule < ORDER_RULES; rule++) CHECK(peaks[p->order.rule] <= peaks[rule]);
+            others++;
+        }
+        ctx_release(&c);
+    }
+    CHECK(others > 0);
+}
+
+/* So many large values, each summed up to one number, all large ones written before all sums. */
+static graph *sums(ctx *c, int count) {
+    graph *g = new_graph(c);
+    value *x = INPUT(g, "x", F32, 64, 64), *sum = NULL, **large;
+
+    must(c, NEW(c, large, count));
+    for (int i = 0; i < count; i++) large[i] = NODE(g, "Mul", x, number(g, F32, i + 2));
+    for (int i = 0; i < count; i++) {
+        value *part = NODE_WITH(g, "ReduceSum", NODE_ATTRS(INT("keepdims", 0)), large[i]);
+        sum = sum ? NODE(g, "Add", sum, part) : part;
+    }
+    make_output(g, sum);
+    return g;
+}
+
+TEST(what_is_read_soon_is_made_late) {
+    enum { COUNT = 16, LARGE = 64 * 64 * 4 };
+    plan *p;
+    ctx c;
+
+    ctx_init(&c);
+    CHECK_OK(&c, plan_make(sums(&c, COUNT), false, &p));
+    check_order(&c, p);
+    CHECK(p->order.rule != AS_WRITTEN && p->order.peaks[AS_WRITTEN] >= COUNT * LARGE);
+    CHECK(p->arena_bytes >= LARGE && p->arena_bytes < 3 * LARGE);
+    ctx_release(&c);
 }
 
 /* A graph that computes again, or offloads, what is requested: the same gradients, in a plan without overlap. */
