@@ -2,6 +2,7 @@
 #include "plan/plan.h"
 
 #include "core/size.h"
+#include "ops/spatial/conv_torch.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -362,11 +363,19 @@ static void add_offloaded(plan *p, const node *n) {
     if (end > p->offload_bytes) p->offload_bytes = end;
 }
 
+static void add_torchs(plan *p, const node *n) {
+    const int64_t bytes = p->cuda ? 0 : conv_bytes_of_torch(n);
+    if (bytes > p->torch_bytes) p->torch_bytes = bytes;
+}
+
 static void add_results(plan *p) {
     const graph *g = p->g;
 
-    for (int t = 0; t < p->n_code; t++) add_offloaded(p, p->code[t].node);
-    p->run_bytes = p->arena_bytes;
+    for (int t = 0; t < p->n_code; t++) {
+        add_offloaded(p, p->code[t].node);
+        add_torchs(p, p->code[t].node);
+    }
+    p->run_bytes = size_add(p->arena_bytes, p->torch_bytes);
     for (int i = 0; i < g->n_outputs; i++) add_result(p, g->outputs[i]);
     for (const state_write *w = g->writes; w; w = w->next) add_result(p, w->value);
 }

@@ -82,7 +82,8 @@ typedef struct plan {
     fixed_place *fixed;     /* small inputs without a gradient */
     int n_fixed;
     int64_t arena_bytes;
-    int64_t run_bytes;     /* of all that a forward takes: the arena, outputs and writes */
+    int64_t torch_bytes;   /* the most that torch takes for itself in one instruction, on the CPU; about */
+    int64_t run_bytes;     /* of all that a run takes: the arena, outputs, writes, and these */
     int64_t offload_bytes; /* that a run needs elsewhere, for values that are offloaded (core/offload.h) */
     interval *blocks;      /* lives of the arena's blocks, in instructions */
     block_use *of_block;   /* [n_blocks], and of a plan with a joint arena [n_joint] */

@@ -93,6 +93,11 @@ static PyObject *get_joint_bytes(PyObject *object, void *unused) {
     return PyLong_FromLongLong(plan_of(object)->joint_bytes);
 }
 
+static PyObject *get_torch_bytes(PyObject *object, void *unused) {
+    (void)unused;
+    return PyLong_FromLongLong(plan_of(object)->torch_bytes);
+}
+
 static PyObject *get_offload_bytes(PyObject *object, void *unused) {
     (void)unused;
     return PyLong_FromLongLong(plan_of(object)->offload_bytes);
@@ -277,6 +282,8 @@ PyGetSetDef plan_attributes[] = {
     {"arena_bytes", get_arena_bytes, NULL, "bytes of the arena a run needs", NULL},
     {"joint_bytes", get_joint_bytes, NULL,
      "bytes of an arena that holds the gradients, too; 0: they are too small for that, or the plan is for a GPU", NULL},
+    {"torch_bytes", get_torch_bytes, NULL, "the most that torch takes for itself in one instruction, on the CPU; about",
+     NULL},
     {"offload_bytes", get_offload_bytes, NULL, "bytes that a run needs elsewhere, for activations that are offloaded",
      NULL},
     {"offloaded", get_offloaded, NULL, "activations that are written elsewhere in forward, and read back in backward",
