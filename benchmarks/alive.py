@@ -45,9 +45,8 @@ returns, and the gradients that backward is given for it, have memory of their o
 """
 ORDERS = """## Orders of execution
 
-The most bytes alive at one time in each order that the planner compares ([memory](architecture/memory.md)), before
-blocks have places: as the graph is written, and how many times as many the others need. Another one is taken where it
-saves a thirty-second of the arena or more.
+The most bytes alive at one time before blocks have places: as the graph is written, which is how it runs, and how many
+times as many other orders of execution would need ([memory](architecture/memory.md)).
 
 """
 BUDGETS = """## Budgets
@@ -79,14 +78,14 @@ def step_of(key, autocast):
 
 def order_lines(found):
     """A table of [(key, autocast, `Plan.orders`)]."""
-    others = [name for name in found[0][2][1] if name != WRITTEN]
+    others = [name for name in found[0][2] if name != WRITTEN]
     lines = [
-        f"| model | type | {WRITTEN} | {' | '.join(others)} | taken |",
-        f"| --- | --- |{' ---: |' * (1 + len(others))} --- |",
+        f"| model | type | {WRITTEN} | {' | '.join(others)} |",
+        f"| --- | --- |{' ---: |' * (1 + len(others))}",
     ]
-    for key, autocast, (taken, peaks) in found:
+    for key, autocast, peaks in found:
         times = " | ".join(f"{peaks[name] / peaks[WRITTEN]:.3f}" for name in others)
-        lines.append(f"| {EVERY[key].title} | {kind_of(autocast)} | {in_units(peaks[WRITTEN])} | {times} | {taken} |")
+        lines.append(f"| {EVERY[key].title} | {kind_of(autocast)} | {in_units(peaks[WRITTEN])} | {times} |")
     return lines
 
 

@@ -152,7 +152,7 @@ class Plan:
         """Bytes of an arena that holds the gradients, too; 0: there is none."""
     @property
     def torch_bytes(self) -> int:
-        """The most bytes that torch takes for itself while it runs an instruction (a convolution), on the CPU; about."""
+        """The most bytes that torch takes for itself in one instruction (a convolution), on the CPU; about."""
     @property
     def offload_bytes(self) -> int:
         """Bytes that a run needs elsewhere, for activations that are offloaded."""
@@ -163,8 +163,8 @@ class Plan:
     def recomputed(self) -> tuple[int, float]:
         """How many values backward computes again, and by which share that adds to a step's work, estimated."""
     @property
-    def orders(self) -> tuple[str, dict[str, int]]:
-        """(The order of execution, the most bytes that each order needs at one time, estimated); {}: not compared."""
+    def orders(self) -> dict[str, int]:
+        """{order: the most bytes that values need at one time}: as written, which it has, and in other orders."""
     @property
     def work(self) -> tuple[float, float, float, float, float]:
         """(of products, of those in 16 bits, of other kernels, bytes, bytes moved elsewhere), all estimated"""

@@ -1,8 +1,7 @@
-/* order.c -- chooses the order of execution: what runs before forward returns, and where another order needs less memory. */
+/* order.c -- which nodes run before forward returns, and which wait for backward; what memory other orders would need. */
 #include "passes/convex.h"
 #include "plan/order_rules.h"
 #include "plan/plan.h"
-#include "plan/recompute_simulation.h"
 
 status order_make(graph *g, const layout *where, run_order *out) {
     int total = 0;
@@ -103,44 +102,23 @@ static status make_problem(maker *m, order_problem *out) {
     return make_ranges(m, out);
 }
 
-/* --- the choice ------------------------------------------------------------------------------------------------------- */
+/* --- the comparison --------------------------------------------------------------------------------------------------- */
 
-/* `best`: nodes in the order that needs the least; the first of equal ones. */
-static status compare(maker *m, order_choice *out, const node **best) {
-    order_problem p;
+status plan_orders(ctx *c, const plan *p, int64_t bytes[ORDER_RULES]) {
+    run_order written = {.count = p->n_code, .n_forward = p->n_forward};
+    maker m = {.c = c, .g = p->g, .where = p->where, .order = &written};
+    order_problem problem;
     order_facts f;
     int *order;
 
-    TRY(make_problem(m, &p));
-    TRY(order_facts_new(m->c, &p, &f));
-    TRY(NEW(m->c, order, p.n_steps));
-    out->compared = true;
+    TRY(NEW(c, written.at, written.count));
+    for (int t = 0; t < written.count; t++) written.at[t] = p->code[t].node;
+    TRY(make_problem(&m, &problem));
+    TRY(order_facts_new(c, &problem, &f));
+    TRY(NEW(c, order, problem.n_steps));
     for (order_rule rule = AS_WRITTEN; rule < ORDER_RULES; rule++) {
-        TRY(order_by(m->c, &f, rule, order));
-        TRY(order_peak(m->c, &p, order, &out->peaks[rule]));
-        if (rule > AS_WRITTEN && out->peaks[rule] >= out->peaks[out->rule]) continue;
-        out->rule = rule;
-        for (int t = 0; t < p.n_steps; t++) best[t] = m->order->at[order[t]];
+        TRY(order_by(c, &f, rule, order));
+        TRY(order_peak(c, &problem, order, &bytes[rule]));
     }
-    return OK;
-}
-
-/* Gradients that are handed over while backward goes on come in the order that is written: processes that communicate in
- * hooks agree on it, whatever their shapes. */
-static bool may_move(const graph *g) { return !g->cuda && !g->pending && (g->joint_from > 0 || !g->n_input_grads); }
-
-bool order_saves(int64_t before, int64_t after) { return before - after > before / WORTH_IT; }
-
-status order_other(graph *g, const layout *where, const run_order *written, order_choice *choice, run_order *out) {
-    ctx scratch;
-
-    *choice = (order_choice){.rule = AS_WRITTEN};
-    *out = (run_order){.count = written->count, .n_forward = written->n_forward};
-    if (!may_move(g)) return OK;
-    TRY(NEW(g->c, out->at, written->count));
-    ctx_scratch_begin(g->c, &scratch);
-    maker m = {.c = &scratch, .g = g, .where = where, .order = written};
-    TRY(ctx_scratch_end(g->c, &scratch, compare(&m, choice, out->at)));
-    if (!order_saves(choice->peaks[AS_WRITTEN], choice->peaks[choice->rule])) out->at = NULL;
     return OK;
 }

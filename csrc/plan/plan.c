@@ -380,7 +380,6 @@ static void add_results(plan *p) {
     for (const state_write *w = g->writes; w; w = w->next) add_result(p, w->value);
 }
 
-/* Everything of one order. */
 static status plan_in_order(planner *pl, bool cuda) {
     graph *g = pl->g;
 
@@ -388,6 +387,7 @@ static status plan_in_order(planner *pl, bool cuda) {
     TRY(NEW(g->c, pl->blocks, g->n_values));
     TRY(NEW(g->c, pl->p->code, pl->order.count));
     pl->p->g = g;
+    pl->p->where = pl->where;
     pl->p->cuda = cuda;
     pl->p->red_zone = cuda ? red_zone_on_gpu() : 0;
     pl->p->n_code = pl->order.count;
@@ -403,21 +403,6 @@ static status plan_in_order(planner *pl, bool cuda) {
     return OK;
 }
 
-static int64_t bytes_of(const plan *p) { return p->joint_bytes ? p->joint_bytes : p->arena_bytes; }
-
-/* Where another order seems to need less, it is planned, too, and taken if that is so. */
-static status plan_best_order(planner *pl) {
-    planner other = {.g = pl->g, .where = pl->where};
-    order_choice choice;
-
-    TRY(order_other(pl->g, pl->where, &pl->order, &choice, &other.order));
-    if (other.order.at) TRY(plan_in_order(&other, false));
-    if (other.order.at && order_saves(bytes_of(pl->p), bytes_of(other.p))) pl->p = other.p;
-    else choice.rule = AS_WRITTEN;
-    pl->p->order = choice;
-    return OK;
-}
-
 status plan_make(graph *g, bool cuda, plan **out) {
     planner pl = {.g = g};
 
@@ -425,7 +410,6 @@ status plan_make(graph *g, bool cuda, plan **out) {
     TRY(layout_make(g, &pl.where));
     TRY(order_make(g, pl.where, &pl.order));
     TRY(plan_in_order(&pl, cuda));
-    TRY(plan_best_order(&pl));
     g->host = NULL; /* only of the making */
     *out = pl.p;
     return OK;

@@ -61,12 +61,7 @@ typedef struct block_use {
     const value *value;
 } block_use;
 
-/* Which order of execution a plan has. */
-typedef struct order_choice {
-    bool compared; /* with others */
-    order_rule rule;
-    int64_t peaks[ORDER_RULES]; /* the most bytes that each needs at one time, estimated */
-} order_choice;
+typedef struct layout layout;
 
 typedef struct plan {
     graph *g;
@@ -98,10 +93,10 @@ typedef struct plan {
     bool *reads_input;      /* [inputs of the model] backward reads it: it must not change before */
     bool *reads_output;     /* [outputs] the same */
     recompute_result again; /* what backward computes again */
-    order_choice order;
-    int compiles;          /* of the whole model until it was found */
-    int fired[MAX_PASSES]; /* how often each pass changed something */
-    made_by made;          /* which pass made a node */
+    const layout *where;    /* [value id] */
+    int compiles;           /* of the whole model until it was found */
+    int fired[MAX_PASSES];  /* how often each pass changed something */
+    made_by made;           /* which pass made a node */
 } plan;
 
 /* Consumes `g` (it inserts copies where a kernel needs them). The plan lives in the graph's context. `cuda`: for a GPU;
@@ -131,14 +126,18 @@ void plan_uses(const plan *p, int from, int to, bool *const flags[PLACES]);
  * [inputs of the graph]; -1: there is no gradient. */
 void plan_gradient_lives(const plan *p, int *first, int *last);
 
+/* The most bytes that the plan's values need at one time, gradients in the arena among them, in the order that it has, which is
+ * as written, and in each other. */
+MUST_USE status plan_orders(ctx *c, const plan *p, int64_t bytes[ORDER_RULES]);
+
 /* --- inside this folder -------------------------------------------------------------------------------------------- */
 
 /* Where a value's elements are: strides over the memory of `root` (itself, unless it is a view). */
-typedef struct layout {
+struct layout {
     value *root;
     int64_t offset; /* elements */
     int64_t stride[MAX_RANK];
-} layout;
+};
 
 /* Decides for every value whether it is a view, and inserts "Contiguous" nodes before kernels that cannot read
  * strides and for results that need memory of their own. out[value id]. */
@@ -151,11 +150,6 @@ typedef struct run_order {
 
 /* As they are written. */
 MUST_USE status order_make(graph *g, const layout *where, run_order *out);
-/* Another order that seems to need so much less that it is worth it; out->at: NULL: there is none. */
-MUST_USE status order_other(graph *g, const layout *where, const run_order *written, order_choice *choice,
-                            run_order *out);
-/* Are the bytes that are saved worth another order? */
-bool order_saves(int64_t before, int64_t after);
 
 tensor layout_tensor(const value *v, const layout *where);
 

@@ -115,16 +115,21 @@ static PyObject *get_recomputed(PyObject *object, void *unused) {
 }
 
 static PyObject *get_orders(PyObject *object, void *unused) {
-    const order_choice *o = &plan_of(object)->order;
-    PyObject *dict = PyDict_New();
+    int64_t bytes[ORDER_RULES];
+    PyObject *dict = NULL;
+    ctx c;
 
     (void)unused;
-    for (int i = 0; dict && o->compared && i < ORDER_RULES; i++) {
-        PyObject *bytes = PyLong_FromLongLong(o->peaks[i]);
-        if (!bytes || PyDict_SetItemString(dict, order_names[i], bytes) < 0) Py_CLEAR(dict);
-        Py_XDECREF(bytes);
+    ctx_init(&c);
+    if (plan_orders(&c, plan_of(object), bytes) == OK) dict = PyDict_New();
+    else raise_status(state_of((PyObject *)Py_TYPE(object)), &c.err);
+    ctx_release(&c);
+    for (int i = 0; dict && i < ORDER_RULES; i++) {
+        PyObject *number = PyLong_FromLongLong(bytes[i]);
+        if (!number || PyDict_SetItemString(dict, order_names[i], number) < 0) Py_CLEAR(dict);
+        Py_XDECREF(number);
     }
-    return dict ? Py_BuildValue("(sN)", order_names[o->rule], dict) : NULL;
+    return dict;
 }
 
 static PyObject *get_work(PyObject *object, void *unused) {
@@ -291,8 +296,7 @@ PyGetSetDef plan_attributes[] = {
     {"recomputed", get_recomputed, NULL,
      "(values that backward computes again, the share of a step's work that this adds, estimated)", NULL},
     {"orders", get_orders, NULL,
-     "(the order of execution, {order: the most bytes needed at one time, estimated}); {}: others were not looked at",
-     NULL},
+     "{order: the most bytes that values need at one time}: as written, which it has, and in other orders", NULL},
     {"work", get_work, NULL,
      "(of products, of those in 16 bits, of other kernels, bytes, bytes moved elsewhere), all estimated", NULL},
     {"compiles", get_compiles, NULL, "how often the model was compiled until the plan was within its budget", NULL},

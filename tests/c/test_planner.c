@@ -179,42 +179,87 @@ TEST(random_graphs_have_plans_without_overlap) {
     }
 }
 
-/* The same graph without a choice of its order: gradients that are handed over come as they are written. */
-static int64_t bytes_as_written(uint64_t seed) {
-    int64_t live;
-    int at;
-    plan *p;
-    ctx c;
+/* Another order is one of the same steps, each behind what makes its operands, none out of its range. */
+static void check_rule(ctx *c, const order_facts *f, order_rule rule, int64_t *peak) {
+    const order_problem *p = f->p;
+    bool *made, *ran;
+    int *order;
 
-    ctx_init(&c);
-    graph *g = random_graph(&c, seed);
-    CHECK_OK(&c, plan_make(g, false, &p));
-    CHECK(!p->order.compared && p->order.rule == AS_WRITTEN && p->joint_bytes == 0);
-    const node *n = g->first;
-    for (int t = 0; t < p->n_forward; n = n->next)
-        if (n->mark == PHASE_FORWARD) CHECK(p->code[t++].node == n);
-    CHECK_OK(&c, plan_peak(&c, p, false, &at, &live));
-    ctx_release(&c);
-    return live;
+    must(c, NEW(c, order, p->n_steps));
+    must(c, NEW(c, made, p->n_values));
+    must(c, NEW(c, ran, p->n_steps));
+    CHECK_OK(c, order_by(c, f, rule, order));
+    for (int k = 0; k < p->n_ranges; k++)
+        for (int t = p->ranges[k]; t < p->ranges[k + 1]; t++) {
+            const order_step *s = &p->steps[order[t]];
+            CHECK(p->ranges[k] <= order[t] && order[t] < p->ranges[k + 1] && !ran[order[t]]);
+            ran[order[t]] = true;
+            for (int i = 0; i < s->n_in; i++) CHECK(made[s->in[i]]);
+            for (int i = 0; i < s->n_out; i++) made[s->out[i]] = true;
+        }
+    CHECK_OK(c, order_peak(c, p, order, peak));
 }
 
-TEST(of_several_orders_the_best_is_kept) {
-    int others = 0;
+TEST(orders_keep_what_steps_need) {
+    enum { STEPS = 300, RANGE = 60 };
+    int better = 0;
 
-    for (uint64_t seed = 0; seed < 4 * SEEDS; seed++) {
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        static order_step steps[STEPS];
+        static int in[STEPS][2], out[STEPS], ranges[STEPS / RANGE + 1];
+        static int64_t bytes[STEPS];
+        static bool to_end[STEPS];
+        order_problem p = {.n_steps = STEPS,
+                           .n_values = STEPS,
+                           .steps = steps,
+                           .bytes = bytes,
+                           .to_end = to_end,
+                           .ranges = ranges,
+                           .n_ranges = STEPS / RANGE};
+        int64_t written, peak, all = 0;
+        dice d = {seed};
+        order_facts f;
         ctx c;
+
         ctx_init(&c);
-        const plan *p = check_plan(&c, random_graph(&c, seed));
-        const int64_t *peaks = p->order.peaks, written = peaks[AS_WRITTEN];
-        CHECK(p->order.compared && written >= bytes_as_written(seed)); /* gradients are in the joint arena */
-        if (p->order.rule != AS_WRITTEN) {
-            CHECK(written - peaks[p->order.rule] > written / 32);
-            for (int rule = 0; rule < ORDER_RULES; rule++) CHECK(peaks[p->order.rule] <= peaks[rule]);
-            others++;
+        for (int t = 0; t < STEPS; t++) {
+            steps[t] = (order_step){.in = in[t], .out = &out[t], .n_out = 1, .in_place = below(&d, 2) == 0};
+            steps[t].work = below(&d, 4) ? 0 : below(&d, 1000);
+            out[t] = t;
+            bytes[t] = below(&d, 1000);
+            to_end[t] = below(&d, 20) == 0;
+            all += bytes[t] + steps[t].work;
+            if (t > 0) in[t][steps[t].n_in++] = t - 1 - below(&d, t < 90 ? t : 90);
+            if (t > 1 && below(&d, 2) && in[t][0] != t / 2) in[t][steps[t].n_in++] = t / 2;
+        }
+        for (int k = 0; k <= STEPS / RANGE; k++) ranges[k] = k * RANGE;
+        CHECK_OK(&c, order_facts_new(&c, &p, &f));
+        check_rule(&c, &f, AS_WRITTEN, &written);
+        for (order_rule rule = AS_WRITTEN + 1; rule < ORDER_RULES; rule++) {
+            check_rule(&c, &f, rule, &peak);
+            CHECK(peak > 0 && peak <= all);
+            better += peak < written;
         }
         ctx_release(&c);
     }
-    CHECK(others > 0);
+    CHECK(better > 0);
+}
+
+/* The order that a plan has needs what the plan says. */
+TEST(other_orders_are_beside_that_of_the_plan) {
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        int64_t bytes[ORDER_RULES], live;
+        int at;
+        ctx c;
+
+        ctx_init(&c);
+        const plan *p = check_plan(&c, random_graph(&c, seed));
+        CHECK_OK(&c, plan_peak(&c, p, true, &at, &live));
+        CHECK_OK(&c, plan_orders(&c, p, bytes));
+        CHECK(bytes[AS_WRITTEN] >= live); /* of operands that could make room it knows one for each step */
+        for (order_rule rule = AS_WRITTEN; rule < ORDER_RULES; rule++) CHECK(bytes[rule] >= p->gradient_bytes);
+        ctx_release(&c);
+    }
 }
 
 /* So many large values, each summed up to one number, all large ones written before all sums. */
@@ -232,16 +277,18 @@ static graph *sums(ctx *c, int count) {
     return g;
 }
 
-TEST(what_is_read_soon_is_made_late) {
+TEST(an_order_that_makes_late_what_is_read_soon_needs_less) {
     enum { COUNT = 16, LARGE = 64 * 64 * 4 };
+    int64_t bytes[ORDER_RULES];
     plan *p;
     ctx c;
 
     ctx_init(&c);
     CHECK_OK(&c, plan_make(sums(&c, COUNT), false, &p));
     check_order(&c, p);
-    CHECK(p->order.rule != AS_WRITTEN && p->order.peaks[AS_WRITTEN] >= COUNT * LARGE);
-    CHECK(p->arena_bytes >= LARGE && p->arena_bytes < 3 * LARGE);
+    CHECK_OK(&c, plan_orders(&c, p, bytes));
+    CHECK(bytes[AS_WRITTEN] >= COUNT * LARGE && p->arena_bytes >= COUNT * LARGE);
+    CHECK(bytes[SMALLEST_FIRST] >= LARGE && bytes[SMALLEST_FIRST] < 3 * LARGE && bytes[LATEST] < 3 * LARGE);
     ctx_release(&c);
 }
 
