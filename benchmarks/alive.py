@@ -27,6 +27,7 @@ TEN = (
 )  # fmt: skip
 POINTS = 9  # budgets, at equal distances
 MOST = 8  # lines of a table
+WRITTEN = "as written"  # an order
 TOP = """# What a step holds, as planned
 
 `python -m benchmarks.alive --out docs/benchmarks-memory.md` makes this page, and `print(ortmodule.memory.predict(model,
@@ -41,6 +42,12 @@ returns, and the gradients that backward is given for it, have memory of their o
 
 | model | type | arena | alive | arena by alive | results |
 | --- | --- | ---: | ---: | ---: | ---: |
+"""
+ORDERS = """## Orders of execution
+
+The most bytes alive at one time before blocks have places: as the graph is written, which is how it runs, and how many
+times as many other orders of execution would need ([memory](architecture/memory.md)).
+
 """
 BUDGETS = """## Budgets
 
@@ -69,15 +76,26 @@ def step_of(key, autocast):
         return memory.PredictedStep(model, ((), batch), "adamw")
 
 
+def order_lines(found):
+    """A table of [(key, autocast, `Plan.orders`)]."""
+    others = [name for name in found[0][2] if name != WRITTEN]
+    lines = [
+        f"| model | type | {WRITTEN} | {' | '.join(others)} |",
+        f"| --- | --- |{' ---: |' * (1 + len(others))}",
+    ]
+    for key, autocast, peaks in found:
+        times = " | ".join(f"{peaks[name] / peaks[WRITTEN]:.3f}" for name in others)
+        lines.append(f"| {EVERY[key].title} | {kind_of(autocast)} | {in_units(peaks[WRITTEN])} | {times} |")
+    return lines
+
+
 def kind_of(autocast):
     return "bfloat16 autocast" if autocast else "float32"
 
 
 def arena_line(key, autocast, peak):
-    sizes = (
-        f"{in_units(peak.block)} | {in_units(peak.alive)} | {peak.block / peak.alive:.3f} | {in_units(peak.outputs)}"
-    )
-    return f"| {EVERY[key].title} | {kind_of(autocast)} | {sizes} |"
+    sizes = (in_units(peak.block), in_units(peak.alive), f"{peak.block / peak.alive:.3f}", in_units(peak.outputs))
+    return f"| {' | '.join((EVERY[key].title, kind_of(autocast), *sizes))} |"
 
 
 # --- budgets ----------------------------------------------------------------------------------------------------------
@@ -155,17 +173,18 @@ def main():
     parser.add_argument("--points", type=int, default=POINTS, help="budgets that are planned; 0: none")
     parser.add_argument("--out", type=Path, help="a file for the page; otherwise it is printed")
     args = parser.parse_args()
-    arenas, budgets, tables = [], [], []
+    arenas, orders, budgets, tables = [], [], [], []
     for key in args.rows:
         for autocast in (False, True):
             step = step_of(key, autocast)
             peak = step.peak()
+            orders.append((key, autocast, step.plan().orders))
             arenas.append(arena_line(key, autocast, peak))
             print(arenas[-1], flush=True)
             tables.append(section(key, autocast, peak))
             if args.points:
                 budgets.append(budget_lines(key, autocast, under_budgets(step, args.points)))
-    page = TOP + ARENAS + "\n".join(arenas) + "\n\n"
+    page = TOP + ARENAS + "\n".join(arenas) + "\n\n" + ORDERS + "\n".join(order_lines(orders)) + "\n\n"
     page += (budget_table(budgets, args.points) if budgets else "") + TABLES + "\n".join(tables)
     if args.out:
         args.out.write_text(page)

@@ -2,6 +2,7 @@
 
     python -m benchmarks.largest_batch                                    BERT-large phase 1, GPT-2 medium; 12 GB
     python -m benchmarks.largest_batch --rows bert-large-phase-1 --limit 9e9 --out results/largest_batch
+    python -m benchmarks.largest_batch --rows gpt2-medium --limit 13e9 --planned      as planned alone: no step runs
 
 A step is forward, backward and ``AdamW(fused=True)``. Its bytes are the weights and the most that malloc and the engine
 have given at once, each, since the model was made (tests/engine/counting_malloc.c), with what capture takes. Where
@@ -100,6 +101,20 @@ def run(row, way, limit, size):
     return {"size": size, "bytes": most, "seconds": seconds, "search": search}
 
 
+def planned(row, way, limit):
+    """{size, bytes, extra, search}: the largest batch by its plan, and what its step takes; no tensor has memory."""
+    from ortmodule import memory
+
+    with torch.device("meta"):
+        model = WAYS[way][1](EVERY[row].build().train(), limit)
+    batch_of, start = EVERY[row].sized, time.perf_counter()
+    sample = batch_of(SAMPLE)(torch.Generator().manual_seed(1))
+    size = memory.largest_batch(model, sample, budget=limit, optimizer="adamw")
+    search = time.perf_counter() - start
+    peak = memory.predict(model, **batch_of(size)(torch.Generator().manual_seed(1)), optimizer="adamw")
+    return {"size": size, "bytes": peak.total, "extra": peak.extra_work, "search": search}
+
+
 def measured(row, way, limit, size, library):
     """`run` in a process of its own; its reason where it fails."""
     command = [sys.executable, "-m", "benchmarks.largest_batch", "--run", row, way, str(limit), str(size or 0)]
@@ -159,6 +174,16 @@ def table(row, limit, found):
     return [*lines, ""]
 
 
+def table_of_plans(row, limit, found):
+    lines = [f"### {EVERY[row].title}, {limit / 1e9:g} GB, planned", ""]
+    lines.append("| way | largest batch | GB of its step | work done twice | seconds of the search, capture included |")
+    lines.append("| --- | ---: | ---: | ---: | ---: |")
+    for way, of in found.items():
+        share = f"{100 * of['extra']:.0f} %"
+        lines.append(f"| {WAYS[way][0]} | {of['size']} | {of['bytes'] / 1e9:.2f} | {share} | {of['search']:.0f} |")
+    return [*lines, ""]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = [name for name, row in EVERY.items() if row.sized]
@@ -166,6 +191,7 @@ def main():
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY")
     parser.add_argument("--limit", type=float, default=12e9, help="bytes")
     parser.add_argument("--out", type=Path, default=Path("results/largest_batch"))
+    parser.add_argument("--planned", action="store_true", help="ORTModule's batches, by their plans alone")
     parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:
@@ -173,6 +199,13 @@ def main():
         print(json.dumps(run(row, way, int(limit), int(size) or None)))
         return
     found, lines, limit = {}, [], int(args.limit)
+    if args.planned:
+        for row in args.rows:
+            found[row] = {way: planned(row, way, limit) for way in args.ways if WAYS[way][2]}
+            lines += table_of_plans(row, limit, found[row])
+            print(*lines[-len(found[row]) - 5 :], sep="\n", flush=True)
+        write({"machine": machine(), "limit": limit, "rows": found}, "\n".join(lines), args.out)
+        return
     with tempfile.TemporaryDirectory() as folder:
         library = counting_malloc(folder)
         for row in args.rows:

@@ -50,6 +50,12 @@ emulated: Final[bool]
 cuda_sum_parts: Final[int]
 #: How many numbers are the digest of a tensor on a GPU.
 cuda_digest_parts: Final[int]
+#: How many times slower other kernels multiply than matrix products, and a file or a bus moves bytes than memory does.
+slower_kernels: Final[int]
+slower_files: Final[int]
+slower_buses: Final[int]
+#: In the name of a node that lies in a checkpoint: a step of its path, with the checkpoint's number behind it.
+checkpoint_step: Final[str]
 
 class Error(RuntimeError):
     """All errors of ortmodule derive from it."""
@@ -145,6 +151,9 @@ class Plan:
     def joint_bytes(self) -> int:
         """Bytes of an arena that holds the gradients, too; 0: there is none."""
     @property
+    def torch_bytes(self) -> int:
+        """The most bytes that torch takes for itself in one instruction (a convolution), on the CPU; about."""
+    @property
     def offload_bytes(self) -> int:
         """Bytes that a run needs elsewhere, for activations that are offloaded."""
     @property
@@ -153,6 +162,9 @@ class Plan:
     @property
     def recomputed(self) -> tuple[int, float]:
         """How many values backward computes again, and by which share that adds to a step's work, estimated."""
+    @property
+    def orders(self) -> dict[str, int]:
+        """{order: the most bytes that values need at one time}: as written, which it has, and in other orders."""
     @property
     def work(self) -> tuple[float, float, float, float, float]:
         """(of products, of those in 16 bits, of other kernels, bytes, bytes moved elsewhere), all estimated"""

@@ -46,8 +46,7 @@ static bool depends_through_others(const convex *w, const node *n) {
     return false;
 }
 
-/* Do others see when it runs? Processes communicate in the order of these. */
-static bool is_seen(const node *n) { return n->op->flags & EFFECT || node_is(n, "HostGrad"); }
+bool node_is_seen(const node *n) { return n->op->flags & EFFECT || node_is(n, "HostGrad"); }
 
 bool convex_holds(convex *w, node *const *members, int count, const node *first, const node *last) {
     bool moves = false; /* one that is seen, behind what follows */
@@ -59,8 +58,8 @@ bool convex_holds(convex *w, node *const *members, int count, const node *first,
         if (member) set_found(w, n, MEMBER);
         else if (node_is_live(n) && depends(w, n)) {
             set_found(w, n, DEPENDENT);
-            moves = moves || is_seen(n);
-        } else if (moves && node_is_live(n) && is_seen(n)) return false;
+            moves = moves || node_is_seen(n);
+        } else if (moves && node_is_live(n) && node_is_seen(n)) return false;
         if (n == last) return true;
     }
 }

@@ -14,6 +14,8 @@ typedef struct convex {
 enum { TAKEN = -1 };
 /* Is it needed, and of no group yet? */
 static inline bool node_is_live(const node *n) { return n->mark > PHASE_NONE; }
+/* Do others see when it runs? Processes communicate in the order of these. */
+bool node_is_seen(const node *n);
 
 bool convex_has(node *const *members, int count, const node *n);
 /* Into program order; `first` is the first of them. */

@@ -8,14 +8,8 @@
 /* Additions and multiplications in the time that one byte takes, of a CPU with AVX-512 and of a GPU with tensor cores. */
 static const double BALANCE = 16, BALANCE_OF_GPUS = 150;
 
-/* Convolutions, attention and recurrent layers multiply at half of the speed of matrix products, or less (measured on two
- * cores with AMX, float32: 180 GFLOP/s in products, 95 in convolutions, 50 in gradients of their weights, 70 to 85 in
- * attention). */
-static const double OWN_KERNEL = 2;
-
-/* A byte that goes to a file or, on a GPU, over the bus, takes as long as so many bytes of its memory; so many bytes take
- * as long as what each way begins with. */
-static const double BYTES_OF_FILES = 8, BYTES_OF_BUSES = 60, TO_BEGIN = 1 << 18;
+/* What each way to a file, or over the bus, begins with takes as long as so many bytes. */
+static const double TO_BEGIN = 1 << 18;
 
 static void add_product(void *arg, const gemm *g) {
     *(double *)arg += 2 * (double)g->m * (double)g->n * (double)g->k * (double)gemm_pairs(g);
@@ -58,12 +52,12 @@ status cost_of_node(ctx *c, const node *n, bool cuda, double *out) {
     work w = {0};
 
     TRY(work_of_node(c, n, &w));
-    *out = w.products[0] + w.products[1] + OWN_KERNEL * w.others +
+    *out = w.products[0] + w.products[1] + SLOWER_KERNELS * w.others +
            (cuda ? BALANCE_OF_GPUS : BALANCE) * (w.bytes + w.moved);
     return OK;
 }
 
 double cost_of_moving(int64_t bytes, bool cuda) {
-    const double each = cuda ? BALANCE_OF_GPUS * BYTES_OF_BUSES : BALANCE * BYTES_OF_FILES;
+    const double each = cuda ? BALANCE_OF_GPUS * SLOWER_BUSES : BALANCE * SLOWER_FILES;
     return 2 * (each * (double)bytes + (cuda ? BALANCE_OF_GPUS : BALANCE) * TO_BEGIN);
 }

@@ -1,19 +1,124 @@
-/* order.c -- says which nodes run before forward returns, and which wait for backward. */
+/* order.c -- says which nodes run before forward returns, and what memory other orders of a plan would need. */
+#include "passes/convex.h"
+#include "plan/order_rules.h"
 #include "plan/plan.h"
 
-status order_make(graph *g, const layout *where, const node ***out, int *count, int *n_forward) {
-    const node **order;
-    int total = 0, used = 0;
+status order_make(graph *g, const layout *where, run_order *out) {
+    int total = 0;
 
+    *out = (run_order){0};
     graph_mark_phases(g);
     for (const node *n = g->first; n; n = n->next) total++;
-    TRY(NEW(g->c, order, total));
+    TRY(NEW(g->c, out->at, total));
     for (int phase = PHASE_FORWARD; phase >= PHASE_BACKWARD; phase--) {
         for (const node *n = g->first; n; n = n->next)
-            if (n->mark == phase && (!n->op->view || where[n->out[0]->id].root == n->out[0])) order[used++] = n;
-        if (phase == PHASE_FORWARD) *n_forward = used;
+            if (n->mark == phase && (!n->op->view || where[n->out[0]->id].root == n->out[0])) out->at[out->count++] = n;
+        if (phase == PHASE_FORWARD) out->n_forward = out->count;
     }
-    *out = order;
-    *count = used;
+    return OK;
+}
+
+/* --- a program in numbers --------------------------------------------------------------------------------------------- */
+
+typedef struct maker {
+    ctx *c; /* of the search */
+    const graph *g;
+    const layout *where;
+    const run_order *order;
+    int64_t *bytes;
+    bool *to_end;
+    int *stamp; /* [value] one more than the last step that has it as an operand */
+} maker;
+
+/* Memory of its own, which is no place of the arena. */
+static void leave_out(const maker *m, const value *v) {
+    if (v) m->bytes[m->where[v->id].root->id] = 0;
+}
+
+static status make_values(maker *m) {
+    const graph *g = m->g;
+    const bool joint = graph_gradients_in_arena(g) > 0;
+
+    TRY(NEW(m->c, m->bytes, g->n_values));
+    TRY(NEW(m->c, m->to_end, g->n_values));
+    TRY(NEW(m->c, m->stamp, g->n_values));
+    for (int t = 0; t < m->order->count; t++)
+        for (int i = 0; i < m->order->at[t]->n_out; i++) {
+            const value *v = m->order->at[t]->out[i];
+            m->bytes[v->id] = value_is_read(v) && v->type != DT_NONE ? value_bytes(v) : 0;
+        }
+    for (int i = 0; i < g->n_outputs; i++) leave_out(m, g->outputs[i]);
+    for (const state_write *w = g->writes; w; w = w->next) leave_out(m, w->value);
+    for (int i = 0; i < g->n_input_grads; i++) {
+        if (!g->input_grads[i]) continue;
+        if (joint) m->to_end[m->where[g->input_grads[i]->id].root->id] = true;
+        else leave_out(m, g->input_grads[i]);
+    }
+    return OK;
+}
+
+static status make_step(const maker *m, int t, order_step *out) {
+    const node *n = m->order->at[t];
+    int *in, *results;
+
+    TRY(NEW(m->c, in, n->n_in));
+    TRY(NEW(m->c, results, n->n_out));
+    *out = (order_step){.in = in, .out = results, .n_out = n->n_out};
+    for (int i = 0; i < n->n_in; i++) {
+        const value *root = n->in[i] && !n->in[i]->data ? m->where[n->in[i]->id].root : NULL;
+        if (!root || !root->def || m->stamp[root->id] == t + 1) continue;
+        m->stamp[root->id] = t + 1;
+        in[out->n_in++] = root->id;
+    }
+    for (int i = 0; i < n->n_out; i++) results[i] = n->out[i]->id;
+    out->work = n->op->workspace ? (int64_t)n->op->workspace(n) : 0;
+    out->in_place = (n->op->flags & (INPLACE_0 | INPLACE_1)) != 0;
+    return OK;
+}
+
+/* Nothing moves from forward to backward, and nothing past what others see. */
+static status make_ranges(const maker *m, order_problem *p) {
+    int *at, count = 0;
+
+    TRY(NEW(m->c, at, 2 * m->order->count + 2));
+    for (int t = 0; t <= m->order->count; t++) {
+        const bool seen = t < m->order->count && node_is_seen(m->order->at[t]);
+        const bool behind = t > 0 && node_is_seen(m->order->at[t - 1]);
+        if (t == 0 || t == m->order->count || t == m->order->n_forward || seen || behind) at[count++] = t;
+    }
+    p->ranges = at;
+    p->n_ranges = count - 1;
+    return OK;
+}
+
+static status make_problem(maker *m, order_problem *out) {
+    order_step *steps;
+
+    TRY(make_values(m));
+    TRY(NEW(m->c, steps, m->order->count));
+    for (int t = 0; t < m->order->count; t++) TRY(make_step(m, t, &steps[t]));
+    *out = (order_problem){
+        .n_steps = m->order->count, .n_values = m->g->n_values, .steps = steps, .bytes = m->bytes, .to_end = m->to_end};
+    return make_ranges(m, out);
+}
+
+/* --- the comparison --------------------------------------------------------------------------------------------------- */
+
+status plan_orders(ctx *c, const plan *p, int64_t bytes[ORDER_RULES]) {
+    run_order written = {.count = p->n_code, .n_forward = p->n_forward};
+    maker m = {.c = c, .g = p->g, .where = p->where, .order = &written};
+    order_problem problem;
+    order_facts f;
+    int *order;
+
+    TRY(NEW(c, written.at, written.count));
+    for (int t = 0; t < written.count; t++) written.at[t] = p->code[t].node;
+    TRY(make_problem(&m, &problem));
+    TRY(order_facts_new(c, &problem, &f));
+    TRY(NEW(c, order, problem.n_steps));
+    for (order_rule rule = AS_WRITTEN; rule < ORDER_RULES; rule++) {
+        TRY(order_by(c, &f, rule, order));
+        TRY(order_peak(c, &problem, order, &bytes[rule]));
+    }
     return OK;
 }

@@ -2,6 +2,7 @@
 #include "plan/plan.h"
 
 #include "core/size.h"
+#include "ops/spatial/conv_torch.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,8 +36,7 @@ typedef struct planner {
     graph *g;
     layout *where;
     block *blocks; /* [value id], meaningful for roots */
-    const node **order;
-    int count, n_forward;
+    run_order order;
     plan *p;
 } planner;
 
@@ -67,8 +67,8 @@ static void place_all(planner *pl) {
         pl->blocks[g->inputs[i]->id].last = -1; /* until an instruction reads it */
     }
     for (int i = 0; g->output_grads && i < g->n_outputs; i++) put(pl, g->output_grads[i], AT_OUTPUT_GRAD, i);
-    for (int t = 0; t < pl->count; t++) {
-        const node *n = pl->order[t];
+    for (int t = 0; t < pl->order.count; t++) {
+        const node *n = pl->order.at[t];
         for (int i = 0; i < n->n_in; i++)
             if (n->in[i] && n->in[i]->data) put(pl, n->in[i], AT_CONSTANT, 0);
         for (int i = 0; i < n->n_out; i++) {
@@ -88,8 +88,8 @@ static void place_all(planner *pl) {
 }
 
 static void find_lives(planner *pl) {
-    for (int t = 0; t < pl->count; t++) {
-        const node *n = pl->order[t];
+    for (int t = 0; t < pl->order.count; t++) {
+        const node *n = pl->order.at[t];
         for (int i = 0; i < n->n_in; i++)
             if (n->in[i]) block_of(pl, n->in[i])->last = t;
     }
@@ -114,7 +114,7 @@ static bool may_overwrite(const planner *pl, const node *n, int t, int index) {
     if (x->type != y->type || !shape_equal(&x->shape, &y->shape)) return false;
     if (b->bytes != value_bytes(y)) return false;
     /* The memory of a gradient that is given back is there in backward. */
-    if (pl->blocks[y->id].place == AT_INPUT_GRAD && b->first < pl->n_forward) return false;
+    if (pl->blocks[y->id].place == AT_INPUT_GRAD && b->first < pl->order.n_forward) return false;
     for (int i = 0; i < n->n_in; i++) {
         if (i == index || !n->in[i] || root_of(pl, n->in[i]) != root_of(pl, x)) continue;
         if (n->op->flags & DISJOINT) return false;
@@ -128,8 +128,8 @@ static bool may_overwrite(const planner *pl, const node *n, int t, int index) {
 
 /* What the result has is the operand's, and where the result is given back, the operand is made there. */
 static void merge_in_place(planner *pl) {
-    for (int t = 0; t < pl->count; t++) {
-        const node *n = pl->order[t];
+    for (int t = 0; t < pl->order.count; t++) {
+        const node *n = pl->order.at[t];
         value *y = n->out[0];
         const place there = pl->blocks[y->id].place;
         int index = -1;
@@ -175,7 +175,7 @@ static status add_fixed(planner *pl, interval *items, int *n) {
         p->fixed[p->n_fixed++] = (fixed_place){.index = i, .bytes = bytes};
         items[(*n)++] = (interval){.bytes = bytes, .first = 0, .last = pl->blocks[v->id].last};
     }
-    if (p->random) items[(*n)++] = (interval){.bytes = sizeof(uint64_t), .first = 0, .last = pl->count - 1};
+    if (p->random) items[(*n)++] = (interval){.bytes = sizeof(uint64_t), .first = 0, .last = pl->order.count - 1};
     return OK;
 }
 
@@ -192,13 +192,13 @@ static status check_workspace(ctx *c, const node *n, size_t work) {
 
 /* The gradients' blocks follow those that are there. A gradient stays to the end. */
 static void add_gradients(planner *pl, interval *items, int *n) {
-    for (int t = 0; t < pl->count; t++)
-        for (int i = 0; i < pl->order[t]->n_out; i++) {
-            const value *v = pl->order[t]->out[i];
+    for (int t = 0; t < pl->order.count; t++)
+        for (int i = 0; i < pl->order.at[t]->n_out; i++) {
+            const value *v = pl->order.at[t]->out[i];
             const block *b = &pl->blocks[v->id];
             if (b->place != AT_INPUT_GRAD || b->merged || pl->where[v->id].root != v) continue;
-            pl->p->of_block[*n] = (block_use){pl->order[t], v};
-            items[(*n)++] = (interval){.bytes = value_bytes(v), .first = t, .last = pl->count - 1};
+            pl->p->of_block[*n] = (block_use){pl->order.at[t], v};
+            items[(*n)++] = (interval){.bytes = value_bytes(v), .first = t, .last = pl->order.count - 1};
         }
 }
 
@@ -232,15 +232,15 @@ static status assign_offsets(planner *pl) {
     graph *g = pl->g;
     plan *p = pl->p;
     interval *items;
-    int n = 0, n_fixed, room = pl->count + g->n_inputs + g->n_input_grads + 1;
+    int n = 0, n_fixed, room = pl->order.count + g->n_inputs + g->n_input_grads + 1;
 
-    for (int t = 0; t < pl->count; t++) room += pl->order[t]->n_out;
+    for (int t = 0; t < pl->order.count; t++) room += pl->order.at[t]->n_out;
     TRY(NEW(g->c, items, room));
     TRY(NEW(g->c, p->of_block, room));
     TRY(add_fixed(pl, items, &n));
     n_fixed = n;
-    for (int t = 0; t < pl->count; t++) {
-        const node *nd = pl->order[t];
+    for (int t = 0; t < pl->order.count; t++) {
+        const node *nd = pl->order.at[t];
         size_t (*workspace)(const node *n) = p->cuda ? nd->op->cuda_workspace : nd->op->workspace;
         size_t work = workspace ? workspace(nd) : 0;
         TRY(check_workspace(g->c, nd, work));
@@ -287,10 +287,10 @@ static status assign_constants(planner *pl) {
 
     for (int i = 0; i < pl->g->n_values; i++)
         if (pl->blocks[i].place == AT_CONSTANT) pl->blocks[i].bytes = -1;
-    for (int t = 0; t < pl->count; t++) room += pl->order[t]->n_in;
+    for (int t = 0; t < pl->order.count; t++) room += pl->order.at[t]->n_in;
     TRY(NEW(pl->g->c, pl->p->constants, room));
-    for (int t = 0; t < pl->count; t++)
-        for (int i = 0; i < pl->order[t]->n_in; i++) assign_constant(pl, pl->order[t]->in[i]);
+    for (int t = 0; t < pl->order.count; t++)
+        for (int i = 0; i < pl->order.at[t]->n_in; i++) assign_constant(pl, pl->order.at[t]->in[i]);
     return OK;
 }
 
@@ -317,8 +317,8 @@ static status check_kernels(const planner *pl) {
     char names[ERR_TEXT / 2] = "";
     size_t used = 0;
 
-    for (int t = 0; t < pl->count && used < sizeof names; t++) {
-        const node *n = pl->order[t];
+    for (int t = 0; t < pl->order.count && used < sizeof names; t++) {
+        const node *n = pl->order.at[t];
         if (cuda ? n->op->cuda : n->op->cpu) continue;
         used += (size_t)snprintf(names + used, sizeof names - used, "%s%s (%s)", used ? ", " : "", n->op->name,
                                  n->name ? n->name : "-");
@@ -332,15 +332,15 @@ static status encode_all(planner *pl) {
     TRY(check_kernels(pl));
     TRY(NEW(pl->g->c, p->reads_input, pl->g->n_inputs));
     TRY(NEW(pl->g->c, p->reads_output, pl->g->n_outputs));
-    for (int t = 0; t < pl->count; t++) {
-        const node *n = pl->order[t];
+    for (int t = 0; t < pl->order.count; t++) {
+        const node *n = pl->order.at[t];
         instr *in = &p->code[t];
         in->node = n;
         TRY(NEW(pl->g->c, in->in, n->n_in));
         TRY(NEW(pl->g->c, in->out, n->n_out));
         for (int i = 0; i < n->n_in; i++) {
             in->in[i] = encode(pl, n->in[i]);
-            if (t < pl->n_forward) continue;
+            if (t < pl->order.n_forward) continue;
             if (in->in[i].place == AT_INPUT) p->reads_input[in->in[i].index] = true;
             if (in->in[i].place == AT_OUTPUT) p->reads_output[in->in[i].index] = true;
         }
@@ -363,13 +363,44 @@ static void add_offloaded(plan *p, const node *n) {
     if (end > p->offload_bytes) p->offload_bytes = end;
 }
 
+static void add_torchs(plan *p, const node *n) {
+    const int64_t bytes = p->cuda ? 0 : conv_bytes_of_torch(n);
+    if (bytes > p->torch_bytes) p->torch_bytes = bytes;
+}
+
 static void add_results(plan *p) {
     const graph *g = p->g;
 
-    for (int t = 0; t < p->n_code; t++) add_offloaded(p, p->code[t].node);
-    p->run_bytes = p->arena_bytes;
+    for (int t = 0; t < p->n_code; t++) {
+        add_offloaded(p, p->code[t].node);
+        add_torchs(p, p->code[t].node);
+    }
+    p->run_bytes = size_add(p->arena_bytes, p->torch_bytes);
     for (int i = 0; i < g->n_outputs; i++) add_result(p, g->outputs[i]);
     for (const state_write *w = g->writes; w; w = w->next) add_result(p, w->value);
+}
+
+static status plan_in_order(planner *pl, bool cuda) {
+    graph *g = pl->g;
+
+    TRY(NEW(g->c, pl->p, 1));
+    TRY(NEW(g->c, pl->blocks, g->n_values));
+    TRY(NEW(g->c, pl->p->code, pl->order.count));
+    pl->p->g = g;
+    pl->p->where = pl->where;
+    pl->p->cuda = cuda;
+    pl->p->red_zone = cuda ? red_zone_on_gpu() : 0;
+    pl->p->n_code = pl->order.count;
+    pl->p->n_forward = pl->order.n_forward;
+    for (int t = 0; t < pl->order.count; t++) pl->p->random |= (pl->order.at[t]->op->flags & RANDOM) != 0;
+    place_all(pl);
+    find_lives(pl);
+    merge_in_place(pl);
+    TRY(assign_offsets(pl));
+    if (cuda) TRY(assign_constants(pl));
+    TRY(encode_all(pl));
+    add_results(pl->p);
+    return OK;
 }
 
 status plan_make(graph *g, bool cuda, plan **out) {
@@ -377,23 +408,8 @@ status plan_make(graph *g, bool cuda, plan **out) {
 
     graph_remove_dead(g);
     TRY(layout_make(g, &pl.where));
-    TRY(order_make(g, pl.where, &pl.order, &pl.count, &pl.n_forward));
-    TRY(NEW(g->c, pl.p, 1));
-    TRY(NEW(g->c, pl.blocks, g->n_values));
-    TRY(NEW(g->c, pl.p->code, pl.count));
-    pl.p->g = g;
-    pl.p->cuda = cuda;
-    pl.p->red_zone = cuda ? red_zone_on_gpu() : 0;
-    pl.p->n_code = pl.count;
-    pl.p->n_forward = pl.n_forward;
-    for (int t = 0; t < pl.count; t++) pl.p->random |= (pl.order[t]->op->flags & RANDOM) != 0;
-    place_all(&pl);
-    find_lives(&pl);
-    merge_in_place(&pl);
-    TRY(assign_offsets(&pl));
-    if (cuda) TRY(assign_constants(&pl));
-    TRY(encode_all(&pl));
-    add_results(pl.p);
+    TRY(order_make(g, pl.where, &pl.order));
+    TRY(plan_in_order(&pl, cuda));
     g->host = NULL; /* only of the making */
     *out = pl.p;
     return OK;

@@ -11,6 +11,7 @@
 #include "ops/op.h"
 #include "passes/made_by.h"
 #include "plan/offsets.h"
+#include "plan/order_rules.h"
 #include "plan/recompute.h"
 
 /* Bytes that divide the address of an arena and of all that lies in it. cuBLASLt wants its workspace on 256. */
@@ -60,6 +61,8 @@ typedef struct block_use {
     const value *value;
 } block_use;
 
+typedef struct layout layout;
+
 typedef struct plan {
     graph *g;
     instr *code;
@@ -74,7 +77,8 @@ typedef struct plan {
     fixed_place *fixed;     /* small inputs without a gradient */
     int n_fixed;
     int64_t arena_bytes;
-    int64_t run_bytes;     /* of all that a forward takes: the arena, outputs and writes */
+    int64_t torch_bytes;   /* the most that torch takes for itself in one instruction, on the CPU; about */
+    int64_t run_bytes;     /* of all that a run takes: the arena, outputs, writes, and these */
     int64_t offload_bytes; /* that a run needs elsewhere, for values that are offloaded (core/offload.h) */
     interval *blocks;      /* lives of the arena's blocks, in instructions */
     block_use *of_block;   /* [n_blocks], and of a plan with a joint arena [n_joint] */
@@ -89,6 +93,7 @@ typedef struct plan {
     bool *reads_input;      /* [inputs of the model] backward reads it: it must not change before */
     bool *reads_output;     /* [outputs] the same */
     recompute_result again; /* what backward computes again */
+    const layout *where;    /* [value id] */
     int compiles;           /* of the whole model until it was found */
     int fired[MAX_PASSES];  /* how often each pass changed something */
     made_by made;           /* which pass made a node */
@@ -121,20 +126,30 @@ void plan_uses(const plan *p, int from, int to, bool *const flags[PLACES]);
  * [inputs of the graph]; -1: there is no gradient. */
 void plan_gradient_lives(const plan *p, int *first, int *last);
 
+/* The most bytes that the plan's values need at one time, gradients in the arena among them, in the order that it has, which is
+ * as written, and in each other. */
+MUST_USE status plan_orders(ctx *c, const plan *p, int64_t bytes[ORDER_RULES]);
+
 /* --- inside this folder -------------------------------------------------------------------------------------------- */
 
 /* Where a value's elements are: strides over the memory of `root` (itself, unless it is a view). */
-typedef struct layout {
+struct layout {
     value *root;
     int64_t offset; /* elements */
     int64_t stride[MAX_RANK];
-} layout;
+};
 
 /* Decides for every value whether it is a view, and inserts "Contiguous" nodes before kernels that cannot read
  * strides and for results that need memory of their own. out[value id]. */
 MUST_USE status layout_make(graph *g, layout **out);
 /* The nodes that execute, forward first. Views do not execute. */
-MUST_USE status order_make(graph *g, const layout *where, const node ***order, int *count, int *n_forward);
+typedef struct run_order {
+    const node **at;
+    int count, n_forward;
+} run_order;
+
+/* As they are written. */
+MUST_USE status order_make(graph *g, const layout *where, run_order *out);
 
 tensor layout_tensor(const value *v, const layout *where);
 

@@ -14,6 +14,8 @@
 #include "exec/record.h"
 #include "ops/op.h"
 #include "passes/pipeline.h"
+#include "plan/cost.h"
+#include "plan/recompute.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -411,7 +413,11 @@ static int core_exec(PyObject *module) {
 
     Py_DECREF(gpu);
     if (added < 0 || PyModule_AddIntConstant(module, "cuda_sum_parts", CUDA_SUM_PARTS) < 0 ||
-        PyModule_AddIntConstant(module, "cuda_digest_parts", CUDA_DIGEST_PARTS) < 0)
+        PyModule_AddIntConstant(module, "cuda_digest_parts", CUDA_DIGEST_PARTS) < 0 ||
+        PyModule_AddIntConstant(module, "slower_kernels", SLOWER_KERNELS) < 0 ||
+        PyModule_AddIntConstant(module, "slower_files", SLOWER_FILES) < 0 ||
+        PyModule_AddIntConstant(module, "slower_buses", SLOWER_BUSES) < 0 ||
+        PyModule_AddStringConstant(module, "checkpoint_step", CHECKPOINT_STEP) < 0)
         return -1;
     if (add_errors(module, m) < 0) return -1;
     if (add(module, "Model", &m->model_type, model_type_new(module)) < 0) return -1;

@@ -93,6 +93,11 @@ static PyObject *get_joint_bytes(PyObject *object, void *unused) {
     return PyLong_FromLongLong(plan_of(object)->joint_bytes);
 }
 
+static PyObject *get_torch_bytes(PyObject *object, void *unused) {
+    (void)unused;
+    return PyLong_FromLongLong(plan_of(object)->torch_bytes);
+}
+
 static PyObject *get_offload_bytes(PyObject *object, void *unused) {
     (void)unused;
     return PyLong_FromLongLong(plan_of(object)->offload_bytes);
@@ -107,6 +112,24 @@ static PyObject *get_recomputed(PyObject *object, void *unused) {
     const recompute_result *r = &plan_of(object)->again;
     (void)unused;
     return Py_BuildValue("(id)", r->count, r->total > 0 ? r->cost / r->total : 0.0);
+}
+
+static PyObject *get_orders(PyObject *object, void *unused) {
+    int64_t bytes[ORDER_RULES];
+    PyObject *dict = NULL;
+    ctx c;
+
+    (void)unused;
+    ctx_init(&c);
+    if (plan_orders(&c, plan_of(object), bytes) == OK) dict = PyDict_New();
+    else raise_status(state_of((PyObject *)Py_TYPE(object)), &c.err);
+    ctx_release(&c);
+    for (int i = 0; dict && i < ORDER_RULES; i++) {
+        PyObject *number = PyLong_FromLongLong(bytes[i]);
+        if (!number || PyDict_SetItemString(dict, order_names[i], number) < 0) Py_CLEAR(dict);
+        Py_XDECREF(number);
+    }
+    return dict;
 }
 
 static PyObject *get_work(PyObject *object, void *unused) {
@@ -264,12 +287,16 @@ PyGetSetDef plan_attributes[] = {
     {"arena_bytes", get_arena_bytes, NULL, "bytes of the arena a run needs", NULL},
     {"joint_bytes", get_joint_bytes, NULL,
      "bytes of an arena that holds the gradients, too; 0: they are too small for that, or the plan is for a GPU", NULL},
+    {"torch_bytes", get_torch_bytes, NULL, "the most that torch takes for itself in one instruction, on the CPU; about",
+     NULL},
     {"offload_bytes", get_offload_bytes, NULL, "bytes that a run needs elsewhere, for activations that are offloaded",
      NULL},
     {"offloaded", get_offloaded, NULL, "activations that are written elsewhere in forward, and read back in backward",
      NULL},
     {"recomputed", get_recomputed, NULL,
      "(values that backward computes again, the share of a step's work that this adds, estimated)", NULL},
+    {"orders", get_orders, NULL,
+     "{order: the most bytes that values need at one time}: as written, which it has, and in other orders", NULL},
     {"work", get_work, NULL,
      "(of products, of those in 16 bits, of other kernels, bytes, bytes moved elsewhere), all estimated", NULL},
     {"compiles", get_compiles, NULL, "how often the model was compiled until the plan was within its budget", NULL},

@@ -3,6 +3,8 @@
 import os
 from importlib.metadata import PackageNotFoundError, version
 
+from ortmodule import _core
+
 OPSETS = range(17, 21)
 DEFAULT_OPSET = 18
 #: Scripts written for ONNX Runtime's ORTModule name opsets from this one on.
@@ -15,8 +17,8 @@ DOMAIN = "ortmodule"
 INPUT, STATE = "input/", "state/"
 
 CHECKPOINT = "torch.utils.checkpoint"
-#: In the names of nodes that lie in one, with its number: a step of the path (csrc/plan/recompute.h).
-CHECKPOINT_STEP = "checkpoint#"
+#: In the names of nodes that lie in one, with its number: a step of the path.
+CHECKPOINT_STEP = _core.checkpoint_step
 #: It asks in backward whether `.backward()` was called for all leaves, which is not so for a part of a module.
 #: In reasons: what a submodule returns is one of its arguments in some calls, and a tensor of its own in others.
 RETURNS_GIVEN = "returns what it is given in some calls, and something else in others"

@@ -16,9 +16,6 @@ from ortmodule.engine.session import Session
 TIMES = 3  # of each measurement, after one that makes the plan and touches the memory; the fastest counts
 SIZES, SIZES_OF_GPUS = (256, 512, 512), (4096, 4096, 4096)  # of a product
 BYTES = 32 << 20  # of a tensor that is moved
-#: As csrc/plan/cost.c has it: other kernels multiply at half of the rate of products; other memory is so many times
-#: slower.
-OTHERS, OF_FILES, OF_BUSES = 2, 8, 60
 _lock = threading.Lock()
 
 
@@ -64,7 +61,8 @@ def _measured(gpu: torch.device | None, threads: int) -> Rates:
     x = torch.ones(BYTES // 4, device=gpu)
     byte = _seconds(_session("Abs", 1, TensorProto.FLOAT, [[BYTES // 4]]), [x], gpu) / (2 * BYTES)
     wide, narrow = of_products
-    return Rates(wide, narrow, OTHERS * wide, byte, byte * (OF_FILES if gpu is None else OF_BUSES))
+    slower = _core.slower_files if gpu is None else _core.slower_buses
+    return Rates(wide, narrow, _core.slower_kernels * wide, byte, byte * slower)
 
 
 def rates(gpu: torch.device | None) -> Rates:

@@ -1,5 +1,6 @@
-/* test_planner.c -- plans of random graphs, without kernels: lives, offsets, what backward computes again, sweeps. */
+/* test_planner.c -- plans of random graphs, without kernels: orders, lives, offsets, what backward computes again, sweeps. */
 #include "core/hash.h"
+#include "passes/convex.h"
 #include "plan/peak.h"
 #include "plan/plan.h"
 
@@ -79,17 +80,21 @@ static uint64_t of_moved(const node *n, const uint64_t *of) {
     return of[n->in[0]->id];
 }
 
-/* A hash of the expression behind every gradient: the operators, and what they read. */
+/* Of what the node computes: its operator, and what it reads. */
+static void hash_node(const node *n, uint64_t *of) {
+    uint64_t h = (uint64_t)(uintptr_t)n->op;
+
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i]) h = hash_mix(h, n->in[i]->def ? of[n->in[i]->id] : hash_of_given(n->in[i]));
+    for (int i = 0; i < n->n_out; i++) of[n->out[i]->id] = is_move(n) ? of_moved(n, of) : hash_mix(h, (uint64_t)i);
+}
+
+/* A hash of the expression behind every gradient, in the order of the graph. */
 static void hash_gradients(ctx *c, const graph *g, uint64_t out[STREAMS]) {
     uint64_t *of;
 
     must(c, NEW(c, of, g->n_values));
-    for (const node *n = g->first; n; n = n->next) {
-        uint64_t h = (uint64_t)(uintptr_t)n->op;
-        for (int i = 0; i < n->n_in; i++)
-            if (n->in[i]) h = hash_mix(h, n->in[i]->def ? of[n->in[i]->id] : hash_of_given(n->in[i]));
-        for (int i = 0; i < n->n_out; i++) of[n->out[i]->id] = is_move(n) ? of_moved(n, of) : hash_mix(h, (uint64_t)i);
-    }
+    for (const node *n = g->first; n; n = n->next) hash_node(n, of);
     for (int k = 0; k < STREAMS; k++) out[k] = of[g->input_grads[k]->id];
 }
 
@@ -120,14 +125,37 @@ static void check_joint(ctx *c, const plan *p, int64_t sum) {
     }
 }
 
+/* Instructions are the graph's nodes, each behind what makes its operands, none in the other phase or past what others see:
+ * what they compute in this order are the same expressions. */
+static void check_order(ctx *c, const plan *p) {
+    uint64_t *written, *planned;
+    const node *seen = p->g->first;
+
+    must(c, NEW(c, written, p->g->n_values));
+    must(c, NEW(c, planned, p->g->n_values));
+    for (const node *n = p->g->first; n; n = n->next) hash_node(n, written);
+    for (int t = 0; t < p->n_code; t++) {
+        const node *n = p->code[t].node;
+        CHECK((n->mark == PHASE_FORWARD) == (t < p->n_forward));
+        hash_node(n, planned);
+        for (int i = 0; i < n->n_out; i++)
+            CHECK(planned[n->out[i]->id] == written[n->out[i]->id] && written[n->out[i]->id]);
+        if (!node_is_seen(n)) continue;
+        while (seen && !node_is_seen(seen)) seen = seen->next;
+        CHECK(seen == n);
+        seen = n->next;
+    }
+}
+
 /* No two blocks share an address at one time, and the arena lies between what lives at one time and the sum of all. */
-static void check_plan(ctx *c, graph *g) {
+static plan *check_plan(ctx *c, graph *g) {
     int64_t live, sum = 0;
     plan *p;
     int at;
 
     g->joint_from = 1;
     CHECK_OK(c, plan_make(g, false, &p));
+    check_order(c, p);
     CHECK_OK(c, plan_peak(c, p, false, &at, &live));
     for (int i = 0; i < p->n_blocks; i++) {
         const interval *b = &p->blocks[i];
@@ -137,6 +165,7 @@ static void check_plan(ctx *c, graph *g) {
     }
     CHECK(live <= p->arena_bytes && p->arena_bytes <= sum);
     check_joint(c, p, sum);
+    return p;
 }
 
 /* --- tests ---------------------------------------------------------------------------------------------------------- */
@@ -148,6 +177,119 @@ TEST(random_graphs_have_plans_without_overlap) {
         check_plan(&c, random_graph(&c, seed));
         ctx_release(&c);
     }
+}
+
+/* Another order is one of the same steps, each behind what makes its operands, none out of its range. */
+static void check_rule(ctx *c, const order_facts *f, order_rule rule, int64_t *peak) {
+    const order_problem *p = f->p;
+    bool *made, *ran;
+    int *order;
+
+    must(c, NEW(c, order, p->n_steps));
+    must(c, NEW(c, made, p->n_values));
+    must(c, NEW(c, ran, p->n_steps));
+    CHECK_OK(c, order_by(c, f, rule, order));
+    for (int k = 0; k < p->n_ranges; k++)
+        for (int t = p->ranges[k]; t < p->ranges[k + 1]; t++) {
+            const order_step *s = &p->steps[order[t]];
+            CHECK(p->ranges[k] <= order[t] && order[t] < p->ranges[k + 1] && !ran[order[t]]);
+            ran[order[t]] = true;
+            for (int i = 0; i < s->n_in; i++) CHECK(made[s->in[i]]);
+            for (int i = 0; i < s->n_out; i++) made[s->out[i]] = true;
+        }
+    CHECK_OK(c, order_peak(c, p, order, peak));
+}
+
+TEST(orders_keep_what_steps_need) {
+    enum { STEPS = 300, RANGE = 60 };
+    int better = 0;
+
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        static order_step steps[STEPS];
+        static int in[STEPS][2], out[STEPS], ranges[STEPS / RANGE + 1];
+        static int64_t bytes[STEPS];
+        static bool to_end[STEPS];
+        order_problem p = {.n_steps = STEPS,
+                           .n_values = STEPS,
+                           .steps = steps,
+                           .bytes = bytes,
+                           .to_end = to_end,
+                           .ranges = ranges,
+                           .n_ranges = STEPS / RANGE};
+        int64_t written, peak, all = 0;
+        dice d = {seed};
+        order_facts f;
+        ctx c;
+
+        ctx_init(&c);
+        for (int t = 0; t < STEPS; t++) {
+            steps[t] = (order_step){.in = in[t], .out = &out[t], .n_out = 1, .in_place = below(&d, 2) == 0};
+            steps[t].work = below(&d, 4) ? 0 : below(&d, 1000);
+            out[t] = t;
+            bytes[t] = below(&d, 1000);
+            to_end[t] = below(&d, 20) == 0;
+            all += bytes[t] + steps[t].work;
+            if (t > 0) in[t][steps[t].n_in++] = t - 1 - below(&d, t < 90 ? t : 90);
+            if (t > 1 && below(&d, 2) && in[t][0] != t / 2) in[t][steps[t].n_in++] = t / 2;
+        }
+        for (int k = 0; k <= STEPS / RANGE; k++) ranges[k] = k * RANGE;
+        CHECK_OK(&c, order_facts_new(&c, &p, &f));
+        check_rule(&c, &f, AS_WRITTEN, &written);
+        for (order_rule rule = AS_WRITTEN + 1; rule < ORDER_RULES; rule++) {
+            check_rule(&c, &f, rule, &peak);
+            CHECK(peak > 0 && peak <= all);
+            better += peak < written;
+        }
+        ctx_release(&c);
+    }
+    CHECK(better > 0);
+}
+
+/* The order that a plan has needs what the plan says. */
+TEST(other_orders_are_beside_that_of_the_plan) {
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        int64_t bytes[ORDER_RULES], live;
+        int at;
+        ctx c;
+
+        ctx_init(&c);
+        const plan *p = check_plan(&c, random_graph(&c, seed));
+        CHECK_OK(&c, plan_peak(&c, p, true, &at, &live));
+        CHECK_OK(&c, plan_orders(&c, p, bytes));
+        CHECK(bytes[AS_WRITTEN] >= live); /* of operands that could make room it knows one for each step */
+        for (order_rule rule = AS_WRITTEN; rule < ORDER_RULES; rule++) CHECK(bytes[rule] >= p->gradient_bytes);
+        ctx_release(&c);
+    }
+}
+
+/* So many large values, each summed up to one number, all large ones written before all sums. */
+static graph *sums(ctx *c, int count) {
+    graph *g = new_graph(c);
+    value *x = INPUT(g, "x", F32, 64, 64), *sum = NULL, **large;
+
+    must(c, NEW(c, large, count));
+    for (int i = 0; i < count; i++) large[i] = NODE(g, "Mul", x, number(g, F32, i + 2));
+    for (int i = 0; i < count; i++) {
+        value *part = NODE_WITH(g, "ReduceSum", NODE_ATTRS(INT("keepdims", 0)), large[i]);
+        sum = sum ? NODE(g, "Add", sum, part) : part;
+    }
+    make_output(g, sum);
+    return g;
+}
+
+TEST(an_order_that_makes_late_what_is_read_soon_needs_less) {
+    enum { COUNT = 16, LARGE = 64 * 64 * 4 };
+    int64_t bytes[ORDER_RULES];
+    plan *p;
+    ctx c;
+
+    ctx_init(&c);
+    CHECK_OK(&c, plan_make(sums(&c, COUNT), false, &p));
+    check_order(&c, p);
+    CHECK_OK(&c, plan_orders(&c, p, bytes));
+    CHECK(bytes[AS_WRITTEN] >= COUNT * LARGE && p->arena_bytes >= COUNT * LARGE);
+    CHECK(bytes[SMALLEST_FIRST] >= LARGE && bytes[SMALLEST_FIRST] < 3 * LARGE && bytes[LATEST] < 3 * LARGE);
+    ctx_release(&c);
 }
 
 /* A graph that computes again, or offloads, what is requested: the same gradients, in a plan without overlap. */

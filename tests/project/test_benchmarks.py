@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import alive, columns, kernels, losses, memory, public_programs, public_rows, report, rows, train
+from benchmarks import (
+    alive,
+    columns,
+    kernels,
+    largest_batch,
+    losses,
+    memory,
+    predicted,
+    public_programs,
+    public_rows,
+    report,
+    rows,
+    train,
+)
 from ortmodule.memory import HeldTensor, Peak
 
 CONFIG = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 61, "n_positions": 32}
@@ -152,6 +165,37 @@ def test_what_is_alive_is_summed_over_layers():
     ]  # fmt: skip
     text = alive.section("gpt2", False, peak)
     assert "| 1.2 KiB | 91 % | 3 | layers.*.linear | MatMul | float32[100] | forward made it, backward reads it" in text
+
+
+def test_orders_are_beside_the_written_one():
+    lines = alive.order_lines([("bert-base", True, {"as written": 4 << 20, "latest": 3 << 20})])
+    assert lines[0] == "| model | type | as written | latest |"
+    assert lines[2] == "| BERT-base masked LM, 8×128 | bfloat16 autocast | 4.0 MiB | 0.750 |"
+
+
+def test_what_is_predicted_is_taken(tmp_path, monkeypatch):
+    """The arena to the page. malloc is not preloaded here: the engine's blocks are what grows."""
+    build = rows.hf("GPT2LMHeadModel", "GPT2Config", **CONFIG | {"n_embd": 64, "n_layer": 4, "n_positions": 64})
+    monkeypatch.setitem(rows.EVERY, "gpt2", rows.Row("small", build, rows.language(64, 64, 61)))
+    monkeypatch.setenv("LD_PRELOAD", str(memory.counting_malloc(tmp_path)))
+    monkeypatch.setenv("ORTMODULE_KEEP_MEMORY", "0")
+    found = predicted.run("gpt2", "float32")
+    assert found["arena"]["predicted"] == found["arena"]["taken"] > 10 << 20
+    assert 0.5 < found["process"]["taken"] / found["process"]["predicted"] <= 1.03
+    assert f"| {found['arena']['taken'] / 1e6:,.1f} |" in predicted.line("gpt2", "float32", found)
+    assert "no memory" in predicted.line("gpt2", "float32", {"failed": "no memory"})
+
+
+def test_batches_are_planned_without_a_step(monkeypatch):
+    build = rows.hf("GPT2LMHeadModel", "GPT2Config", **CONFIG | {"n_embd": 64, "n_layer": 4, "n_positions": 64})
+    monkeypatch.setitem(
+        rows.EVERY, "gpt2", rows.Row("small", build, None, sized=lambda count: rows.language(count, 64, 61))
+    )
+    found = {way: largest_batch.planned("gpt2", way, 100 << 20) for way in ("ortmodule", "level-1")}
+    assert 0 < found["ortmodule"]["size"] < found["level-1"]["size"]
+    assert all(of["bytes"] <= 100 << 20 for of in found.values())
+    lines = largest_batch.table_of_plans("gpt2", 100 << 20, found)
+    assert any(line.startswith(f"| ORTModule | {found['ortmodule']['size']} | 0.1") for line in lines)
 
 
 @pytest.mark.full

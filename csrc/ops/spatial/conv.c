@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "ops/movement/move.h"
+#include "ops/spatial/conv_torch.h"
 
 /* --- geometry ----------------------------------------------------------------------------------------------------- */
 
@@ -305,6 +306,24 @@ static const char *through_torch(const node *n, conv_product product) {
 static const char *through_torch_conv(const node *n) { return through_torch(n, CONV_FORWARD); }
 static const char *through_torch_conv_grad_input(const node *n) { return through_torch(n, CONV_GRAD_INPUT); }
 static const char *through_torch_conv_grad_weight(const node *n) { return through_torch(n, CONV_GRAD_WEIGHT); }
+
+/* --- what the planner counts -------------------------------------------------------------------------------------- */
+
+int64_t conv_bytes_of_torch(const node *n) {
+    static const char *const names[] = {"Conv", "ConvGradInput", "ConvGradWeight"};
+    static const conv_product products[] = {CONV_FORWARD, CONV_GRAD_INPUT, CONV_GRAD_WEIGHT};
+    int64_t bytes = 0;
+    conv v;
+    ctx c;
+
+    ctx_init(&c);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(n->op->name, names[i]) == 0 && conv_of_node(&c, n, products[i], &v) == OK &&
+            conv_by_torch(&v, products[i]))
+            bytes = conv_torch_bytes(&v, products[i]);
+    ctx_release(&c);
+    return bytes;
+}
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 

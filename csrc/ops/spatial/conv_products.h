@@ -54,6 +54,8 @@ void conv_grad_weight_product(const conv *v, const void *x, const void *dy, void
 
 /* Is this product of a convolution better left to torch? The same answer on every call. */
 bool conv_by_torch(const conv *v, conv_product product);
+/* Bytes that torch then takes for itself, the result that is copied among them; about, as it depends on its kernels. */
+int64_t conv_torch_bytes(const conv *v, conv_product product);
 /* False: torch did not do it, and nothing was written. `bias` may be NULL. */
 bool conv_forward_shim(const conv *v, const void *x, const void *w, const void *bias, void *y);
 bool conv_grad_input_shim(const conv *v, const void *dy, const void *w, void *dx);

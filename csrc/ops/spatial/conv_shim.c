@@ -2,6 +2,7 @@
  *
  * The operator allocates its result, which is then copied, and goes through torch's dispatcher: so it is taken only
  * where blocked convolution earns that back. dx is a transposed convolution of dy. */
+#include <math.h>
 #include <string.h>
 
 #include "core/torch_lib.h"
@@ -52,6 +53,28 @@ bool conv_by_torch(const conv *v, conv_product product) {
     /* Weights much larger than the images are written once by a product, and copied after torch has written them. */
     if (product == CONV_GRAD_WEIGHT && 2 * v->images * volume(v->w.out) <= v->groups * v->out) return false;
     return available();
+}
+
+/* Of images of so many channels as blocks have them. */
+static double blocked(double channels, double places) { return ceil(channels / BLOCK) * BLOCK * places; }
+
+/* As measured (oneDNN, float32): operands and result are there in blocks at once, then the result in blocks and as it is
+ * given back. Images of few channels are read as they are. A transposed convolution with strides holds a third image. */
+int64_t conv_torch_bytes(const conv *v, conv_product product) {
+    const double of_x = (double)v->images * (double)volume(v->w.in),
+                 of_y = (double)v->images * (double)volume(v->w.out);
+    const double in = (double)(v->groups * v->in), out = (double)(v->groups * v->out);
+    const double x = v->in < BLOCK && v->groups == 1 ? 0 : blocked(in, of_x), y = blocked(out, of_y);
+    const double w = out * (double)v->in * (double)volume(v->w.kernel), both = x + w + y;
+    bool strided = false;
+    double most = 0;
+
+    for (int i = 0; i < SPATIAL; i++) strided |= v->w.stride[i] > 1;
+    if (product == CONV_FORWARD) most = fmax(both, y + out * of_y);
+    else if (product == CONV_GRAD_INPUT) most = fmax(both, strided ? 3 * x : x + in * of_x);
+    else most = fmax(both, 2 * w);
+    most *= (double)dtype_size(v->type);
+    return most < (double)(INT64_MAX / 2) ? (int64_t)most : INT64_MAX / 2;
 }
 
 /* --- the calls ---------------------------------------------------------------------------------------------------- */

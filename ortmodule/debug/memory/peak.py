@@ -57,11 +57,13 @@ class Peak:
     offloaded: int = 0  #: bytes in a file, or on a GPU in memory of the host, beside all of these (``total``)
     block: int = 0  #: of the one block of memory that the engine takes for a step, with the gradients that are in it
     alive: int = 0  #: the most bytes in it that are needed at one time: no placement takes less
+    torch: int = 0  #: that torch takes for itself while it runs a part of the step, as convolutions on the CPU; about
     tensors: list[HeldTensor] = field(default_factory=list, repr=False)  #: all of it, the largest first
 
     @property
     def total(self) -> int:
-        return self.parameters + self.inputs + self.outputs + self.gradients + self.arena + self.optimizer
+        held = self.parameters + self.inputs + self.outputs + self.gradients + self.arena + self.optimizer
+        return held + self.torch
 
     @property
     def arena(self) -> int:
@@ -73,6 +75,8 @@ class Peak:
         parts = ("parameters", "gradients", "activations", "workspace", "optimizer", "inputs", "outputs")
         lines = [f"peak         {in_units(self.total)}"]
         lines += [f"{part:<13}{in_units(getattr(self, part))}" for part in parts]
+        if self.torch:
+            lines.append(f"{'torch':<13}{in_units(self.torch)}")
         if self.recomputed:
             lines.append(f"recomputed   {self.recomputed} values, {100 * self.extra_work:.1f} % more work")
         if self.offloaded:
@@ -133,6 +137,7 @@ def peak_of(
         plan.offload_bytes,
         plan.joint_bytes if joint else plan.arena_bytes,
         plan.peak(joint)[1],
+        plan.torch_bytes,
         [tensor for tensor in held if tensor.bytes],
     )
 
