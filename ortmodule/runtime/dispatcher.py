@@ -222,8 +222,7 @@ class Dispatcher:
             kwargs = self._in_order(kwargs, which)
         inputs, arguments = _flattened(args, kwargs)
         state = self.state()
-        if "" in state.hooked:
-            raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
+        state.check()
         if state.watch.holds(inputs):
             inputs, arguments = taken_from_module(inputs, arguments, state)
         forward = self._own if which == OWN else self.in_pytorch(which)
@@ -259,8 +258,7 @@ class Dispatcher:
             kwargs = self._in_order(kwargs, which)
             inputs, arguments = _flattened(args, kwargs)
             state = self.state()
-            if "" in state.hooked:
-                raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
+            state.check()
             if state.watch.holds(inputs):
                 inputs, arguments = taken_from_module(inputs, arguments, state)
             call = Call(self.in_pytorch(which), which, state, arguments, inputs, (args, kwargs))
