@@ -116,9 +116,7 @@ class Regions:
         self.escaped: list[weakref.ref[torch.Tensor]] = []  # what something keeps of breaks
         self.kept: list[weakref.ref[torch.Tensor]] = []  # what breaks have made, and was there behind them
         self.containers: dict[int, int] = {}  # numbers of those in the beginning, by their ids
-        self.functions: dict[
-            type, GlobalState
-        ] = {}  # what is around autograd functions, as before the first call
+        self.functions: dict[type, GlobalState] = {}  # what is around autograd functions, as before the first call
         self.versions: list[tuple[Node, torch.Tensor, int]] = []  # of operands and results of submodules, behind these
 
     def __contains__(self, node: Any) -> bool:
