@@ -20,7 +20,7 @@ from ortmodule.capture.calls.checkpoints import Checkpoints, OfCheckpoints
 from ortmodule.capture.calls.checkpoints import met as meeting_checkpoints
 from ortmodule.capture.calls.imports import untraced_imports
 from ortmodule.capture.effects.container_items import changed_items, check_value, settle_refilled, tensors_in
-from ortmodule.capture.effects.filled_caches import check_caches, forget_own, put_resized
+from ortmodule.capture.effects.filled_caches import check_caches, forget_own, may_set_up, put_resized
 from ortmodule.capture.effects.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
 from ortmodule.capture.effects.traced_tables import TracedTables
 from ortmodule.capture.numbers import object_reads, size_types, symbolic_numbers, tensor_facts
@@ -394,6 +394,7 @@ class _Flat(nn.Module):
                 text = f"forward {CHANGES_PARAMETER} {slot.name}"
                 if slot.find() is tensor and not tensor.requires_grad:
                     raise WritesParameter(text, tensor)
+                may_set_up(self.tree, text)
                 raise ChangesAround(text)
 
     def _entered(self, path: str) -> HeldBefore:
