@@ -245,9 +245,9 @@ _private(
 )  # fmt: skip
 
 
-def keeps_parametrizations() -> bool:
-    """Is this inside of `torch.nn.utils.parametrize.cached()`?"""
-    return bool(vars(parametrize).get("_cache_enabled"))
+#: ``PARAMETRIZE.get(KEEPS)``: is this inside of `torch.nn.utils.parametrize.cached()`?
+PARAMETRIZE: dict[str, Any] = vars(parametrize)
+KEEPS = "_cache_enabled"
 
 
 _operators = tuple(

@@ -34,7 +34,15 @@ from ortmodule.core.errors import (
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
 from ortmodule.core.structures import tokens as pytree_tokens
-from ortmodule.core.torch_private import forward_level, in_backward, is_fx_tracing, peek_transform, traced
+from ortmodule.core.torch_private import (
+    KEEPS,
+    PARAMETRIZE,
+    forward_level,
+    in_backward,
+    is_fx_tracing,
+    peek_transform,
+    traced,
+)
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
@@ -222,7 +230,8 @@ class Dispatcher:
             kwargs = self._in_order(kwargs, which)
         inputs, arguments = _flattened(args, kwargs)
         state = self.state()
-        state.check()
+        if "" in state.hooked or PARAMETRIZE.get(KEEPS):
+            state.check()
         if state.watch.holds(inputs):
             inputs, arguments = taken_from_module(inputs, arguments, state)
         forward = self._own if which == OWN else self.in_pytorch(which)

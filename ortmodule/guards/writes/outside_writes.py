@@ -42,7 +42,7 @@ class OutsideWrites(TorchDispatchMode):
         self._swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._states: list[_State] = []
         self._groups: dict[int, list[torch.Tensor]] = {}  # those in one memory, by its address
-        self._kept: dict[int, Memory] = {}
+        self._kept: dict[int, StorageContents] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -116,7 +116,7 @@ class OutsideWrites(TorchDispatchMode):
             return []
         group = self._groups.get(key, [])
         if group and key not in self._kept:
-            self._kept[key] = Memory(group[0])
+            self._kept[key] = StorageContents(group[0])
         return group
 
     def _note(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -137,7 +137,7 @@ def _writes(function: Any) -> tuple[tuple[tuple[int, str], ...], bool]:
     return places, not says or schema.name in _HIDE
 
 
-class Memory:
+class StorageContents:
     """The elements in a tensor's memory, all of it; of a tensor that has none of its own, as a DTensor, its own."""
 
     def __init__(self, tensor: torch.Tensor) -> None:

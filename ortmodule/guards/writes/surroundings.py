@@ -26,7 +26,7 @@ from ortmodule.core.structures.classes import is_made_by_statement
 from ortmodule.guards.code_reader import is_library, is_librarys
 from ortmodule.guards.fields import is_holding
 from ortmodule.guards.global_reads import MUTABLE, SPACES, Objects, Place, is_plain_value, read_by, read_by_modules
-from ortmodule.guards.writes.outside_writes import SMALL, Memory, OutsideWrites
+from ortmodule.guards.writes.outside_writes import SMALL, OutsideWrites, StorageContents
 
 MOST_ITEMS = 4096  # of a container whose contents are looked at
 MOST_OBJECTS = 4096  # that are looked at
@@ -73,7 +73,7 @@ def state_of_function(cls: type) -> GlobalState:
     found = _Surroundings((), [(cls.__name__, cls)], nn.Module).found
     for tensor in found.tensors.values():
         if memory_of(tensor) and tensor.untyped_storage().nbytes() <= SMALL:
-            found.add(Memory(tensor))
+            found.add(StorageContents(tensor))
     found.tensors = {}
     return found
 
@@ -114,9 +114,9 @@ def _is_users(cls: type) -> bool:
 class _Surroundings:
     """Walks through what is around ``modules``, and ``objects``, near ones first."""
 
-    def __init__(self, modules: Iterable[nn.Module], objects: Objects | None = None, apart: Any = _APART) -> None:
-        """``apart``: classes that are not looked into."""
-        self._apart = apart
+    def __init__(self, modules: Iterable[nn.Module], objects: Objects | None = None, others: Any = _APART) -> None:
+        """``others``: classes that are not looked into."""
+        self._others = others
         self.found, self.entries = GlobalState(), list[tuple[str, Any]]()
         self._objects = objects if objects is not None else []
         self._seen: set[Any] = set()
@@ -192,7 +192,7 @@ class _Surroundings:
             self._add(f"the context variable {value.name}", held := ContextValue(value))
             yield name, held.then
         elif isinstance(value, type):
-            yield from () if issubclass(value, self._apart) else self._in_class(value)
+            yield from () if issubclass(value, self._others) else self._in_class(value)
         elif isinstance(value, weakref.ReferenceType):
             yield name, value()
         elif type(value) in SPACES or is_holding(type(value)) or _is_users(type(value)):

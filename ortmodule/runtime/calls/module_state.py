@@ -10,7 +10,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ortmodule import _core
 from ortmodule.core.errors import Cause, NotInEngine
-from ortmodule.core.torch_private import keeps_parametrizations
+from ortmodule.core.torch_private import KEEPS, PARAMETRIZE
 from ortmodule.guards.hook_analysis import Reach
 from ortmodule.guards.module_tree import Tree
 
@@ -33,7 +33,7 @@ class ModuleState(NamedTuple):
         """Raises NotInEngine where something around the module's calls is no part of any graph."""
         if "" in self.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
-        if keeps_parametrizations() and any(map(is_parametrized, self.tree.modules.values())):
+        if PARAMETRIZE.get(KEEPS) and any(map(is_parametrized, self.tree.modules.values())):
             text = "it is called inside of parametrize.cached(), which keeps what its parametrizations compute"
             raise NotInEngine(Cause.TORCH_MODEL, text)
 
