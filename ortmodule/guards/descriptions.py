@@ -164,6 +164,8 @@ def shown(parts: list[Any]) -> str:
     are."""
     if parts[:2] == [tuple, 1] and len(parts) > 2:  # :func:`describe_around`
         parts = parts[2:]
+    cls: Any
+    rest: list[Any]
     cls, *rest = parts or [type(None)]
     if isinstance(cls, Is):  # a method
         cls, rest = types.FunctionType, [cls.value]
@@ -177,7 +179,9 @@ def shown(parts: list[Any]) -> str:
     if isinstance(value, bytes):
         return repr(value.decode(errors="replace"))
     if cls in (dict, list, tuple) and all(each in (int, str, float, bool, type(None)) for each in inside[::2]):
-        values = [float.fromhex(v) if kind is float else v for kind, v in zip(inside[::2], inside[1::2], strict=False)]
+        values: list[Any] = [
+            float.fromhex(v) if kind is float else v for kind, v in zip(inside[::2], inside[1::2], strict=False)
+        ]
         return repr(dict(zip(values[::2], values[1::2], strict=False)) if cls is dict else cls(values))
     if inside or isinstance(value, (Is, SomeFields)):
         return f"another {cls.__name__}"
