@@ -95,11 +95,11 @@ class Idle:
     def __getattr__(self, name):
         return getattr(self.plan, name)
 
-    def forward(self, arena, inputs, outputs, *rest):
+    def forward(self, arena, inputs, outputs, *rest, **options):
         for output in outputs:
             output.zero_()  # numbers that nothing wrote may be slow to add
 
-    def backward(self, arena, inputs, outputs, output_grads, grads, *rest):
+    def backward(self, arena, inputs, outputs, output_grads, grads, *rest, **options):
         for grad in grads:
             if grad is not None:
                 grad.zero_()

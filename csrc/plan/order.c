@@ -116,9 +116,9 @@ status plan_orders(ctx *c, const plan *p, int64_t bytes[ORDER_RULES]) {
     TRY(make_problem(&m, &problem));
     TRY(order_facts_new(c, &problem, &f));
     TRY(NEW(c, order, problem.n_steps));
-    for (order_rule rule = AS_WRITTEN; rule < ORDER_RULES; rule++) {
-        TRY(order_by(c, &f, rule, order));
-        TRY(order_peak(c, &problem, order, &bytes[rule]));
+    for (order_rule by = AS_WRITTEN; by < ORDER_RULES; by++) {
+        TRY(order_by(c, &f, by, order));
+        TRY(order_peak(c, &problem, order, &bytes[by]));
     }
     return OK;
 }

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ortmodule.capture import scalar_guards
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.torch_private import native_batch_norms, pad_sequence
 
@@ -66,8 +67,21 @@ def _pad_sequence(
     return torch.stack(padded, 0 if batch_first else 1)
 
 
+def _binary_cross_entropy(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """On the CPU PyTorch refuses what is no probability: that is a read, which each run compares."""
+    if input.device.type == "cpu" and input.is_floating_point():
+        x = input.detach()
+        inside = ((x >= 0) & (x <= 1)).all()
+        scalar_guards.read(inside)
+        if not scalar_guards.untraced_item(inside):
+            raise NotTraceable("binary_cross_entropy is given numbers that are no probabilities")
+    return F.binary_cross_entropy(input, *args, **kwargs)
+
+
 #: What is called instead.
-_INSTEAD = {F.instance_norm: _instance_norm, pad_sequence: _pad_sequence}
+_INSTEAD = {
+    F.instance_norm: _instance_norm, pad_sequence: _pad_sequence, F.binary_cross_entropy: _binary_cross_entropy
+}  # fmt: skip
 
 
 #: The place of the argument that asks for a sparse gradient of their table.

@@ -110,6 +110,8 @@ def capture(
             first = str(error).partition("\n")[0]  # what follows may be the elements of a tensor
             place = line_of_error(error)
             text = f"{type(error).__name__}: {first}" + (f" (a trace fails at {place})" if place else "")
+            if "support saved tensor hooks" in first:
+                text = f"{place} uses a transform of torch.func, through which nothing is traced"
             raise _blaming(TraceFailed(text), getattr(error, "submodule", None)) from error
 
     dims, model = Dims(tensors, len(tree.resized_tensors()[0]), tree.ranks), None

@@ -11,13 +11,13 @@ random number, and anything that autograd does inside forward, cannot be replaye
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributions import Distribution
 from torch.nn.modules import module as nn_module
+from torch.nn.utils import stateless
 
 from ortmodule.capture.numbers.read_causes import DATA, NOTHING, RANDOM, SIZE, causes, causes_of_size
 from ortmodule.core.errors import NotTraceable
@@ -108,7 +109,7 @@ class Recorder:
     def of(self, depends: int) -> list[Read]:
         return [read for read in self.reads if read.depends == depends]
 
-    @contextmanager
+    @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         before, self._paused = self._paused, True
         try:
@@ -169,7 +170,7 @@ class Recorder:
         return known[key]
 
 
-@contextmanager
+@contextlib.contextmanager
 def hidden_tracing() -> Iterator[None]:
     """Inside, in this thread, `torch.jit.is_tracing()` is false for user code."""
     _current.hidden = True
@@ -179,7 +180,7 @@ def hidden_tracing() -> Iterator[None]:
         _current.hidden = False
 
 
-@contextmanager
+@contextlib.contextmanager
 def recording() -> Iterator[Recorder]:
     """Watches the tensors of this thread. One thread at a time records (exporting holds a lock)."""
     recorder = _current.recorder = Recorder()
@@ -225,11 +226,14 @@ def untraced_item(tensor: torch.Tensor) -> Any:
         return _item(tensor)
 
 
+#: Files whose lines say nothing to a user: torch's, ours, and those of Python that call others.
+_PASSED = (torch.__path__[0], PACKAGE, contextlib.__file__, functools.__file__)
+
+
 def user_line(frame: types.FrameType | None = None) -> str:
     """The line of the innermost frame, from ``frame`` on, that is neither torch's nor ours."""
     frame = frame or sys._getframe(1)
-    inside = (torch.__path__[0], PACKAGE)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -238,7 +242,7 @@ def line_of_error(error: BaseException) -> str:
     """The line of the innermost frame that ``error`` comes through and that is neither torch's nor ours, or ""."""
     found, step = "", error.__traceback__
     while step is not None:
-        if not step.tb_frame.f_code.co_filename.startswith((torch.__path__[0], PACKAGE)):
+        if not step.tb_frame.f_code.co_filename.startswith(_PASSED):
             found = f"{step.tb_frame.f_code.co_filename}:{step.tb_lineno}"
         step = step.tb_next
     return found
@@ -469,7 +473,7 @@ def _packable(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> torc
     return fits & (lengths[1:] <= lengths[:-1]).all()
 
 
-@contextmanager
+@contextlib.contextmanager
 def slicing(function: Any, args: tuple) -> Iterator[None]:
     """torch itself traces the bounds of slices, and other numbers: that it looks at them, inside, decides nothing.
 
@@ -506,8 +510,11 @@ def _tracing_flag() -> Replacement:
 
     def make(original: Callable) -> Callable:
         def is_tracing() -> bool:
-            hidden = getattr(_current, "hidden", False) and active() is not None
-            return original() and not (hidden and not _is_torch(sys._getframe(1).f_code.co_filename))
+            if active() is None:
+                return original()
+            file, hidden = sys._getframe(1).f_code.co_filename, getattr(_current, "hidden", False)
+            # What `functional_call` puts into a module are tensors of the trace.
+            return original() and file != _STATELESS and not (hidden and not _is_torch(file))
 
         return is_tracing
 
@@ -539,6 +546,9 @@ def _weighted() -> Replacement:
         return call
 
     return Replacement.around(F, "handle_torch_function", make)
+
+
+_STATELESS = stateless.__file__
 
 
 def _is_torch(file: str) -> bool:

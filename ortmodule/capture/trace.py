@@ -20,7 +20,7 @@ from ortmodule.capture.calls.checkpoints import Checkpoints, OfCheckpoints
 from ortmodule.capture.calls.checkpoints import met as meeting_checkpoints
 from ortmodule.capture.calls.imports import untraced_imports
 from ortmodule.capture.effects.container_items import changed_items, check_value, settle_refilled, tensors_in
-from ortmodule.capture.effects.filled_caches import check_caches, forget_own, put_resized
+from ortmodule.capture.effects.filled_caches import check_caches, forget_own, may_set_up, put_resized
 from ortmodule.capture.effects.side_effects import Hidden, SideEffects, hidden
 from ortmodule.capture.effects.traced_tables import TracedTables
 from ortmodule.capture.numbers import object_reads, size_types, symbolic_numbers, tensor_facts
@@ -168,11 +168,11 @@ def _record(
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque), operands, changes), None
         flat.looks = looking
         with (
-            tree.counted(high) as flat.counters, tree.isolated() as flat.copies, tree.unhooked(),
-            no_collections(), scalar_guards.recording() as flat.recorder, flat.mode, function_caches.left_out(),
-            export.tracing(flat), untraced_imports(),
-            recording_regions(flat.regions), recording_collectives(flat.collectives), meeting_checkpoints(),
-            recording_dtensors(flat.mode.dtensors), saved_tensors_hooks(saved.pack, saved.unpack),
+            saved_tensors_hooks(saved.pack, saved.unpack), tree.counted(high) as flat.counters,
+            tree.isolated() as flat.copies, tree.unhooked(), no_collections(),
+            scalar_guards.recording() as flat.recorder, flat.mode, function_caches.left_out(), export.tracing(flat),
+            untraced_imports(), recording_regions(flat.regions), recording_collectives(flat.collectives),
+            meeting_checkpoints(), recording_dtensors(flat.mode.dtensors),
         ):  # fmt: skip
             try:
                 chance.seed(high)
@@ -393,6 +393,7 @@ class _Flat(nn.Module):
                 text = f"forward {CHANGES_PARAMETER} {slot.name}"
                 if slot.find() is tensor and not tensor.requires_grad:
                     raise errors.WritesParameter(text, tensor)
+                may_set_up(self.tree, text)
                 raise errors.ChangesAround(text)
 
     def _entered(self, path: str) -> HeldBefore:

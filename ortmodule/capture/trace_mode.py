@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from ortmodule.capture import scalar_guards
 from ortmodule.capture.call_patches import has_sparse_gradient, recordable
 from ortmodule.capture.calls import out_arguments
+from ortmodule.capture.effects.filled_caches import may_set_up
 from ortmodule.capture.numbers import symbolic_numbers, tensor_facts
 from ortmodule.capture.randomness import chance, drawn_values
 from ortmodule.core import rng_state
@@ -69,7 +70,7 @@ class TraceMode(TorchFunctionMode):
     ) -> None:  # fmt: skip
         """``draw``: makes a node of a call that draws from a torch.Generator. ``node``: one of any function."""
         super().__init__()
-        self.draw, self.node = draw, node
+        self.draw, self.node, self.tree = draw, node, tree
         self.dtensors = LocalTensors(tree, node, self.__torch_function__) if tree.parallel else None
         self.differentiates = torch.is_grad_enabled()
         self.outside: dict[int, torch.Tensor] = {}
@@ -223,7 +224,10 @@ class TraceMode(TorchFunctionMode):
             raise NotTraceable(f"{where}, of another type or shape")
         if memory_of(tensor) in self._parameters:
             text = f"{where}, which {CHANGES_PARAMETER} that holds it"
-            raise NotTraceable(text) if tensor.requires_grad else WritesParameter(text, tensor)
+            if not tensor.requires_grad:
+                raise WritesParameter(text, tensor)
+            may_set_up(self.tree, text)
+            raise NotTraceable(text)
         if tensor.requires_grad or not self._knows(tensor) or tensor._is_view():
             raise NotTraceable(f"{where}, which carries a gradient, is a part of another one or no attribute holds")
         shared = [*self._parameters.values(), *(t for ref in self._known.values() if (t := ref()) is not value)]

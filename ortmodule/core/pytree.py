@@ -369,6 +369,20 @@ def _token_of(cls: Any) -> Any:
     return token
 
 
+class _Slice(_Container):
+    """Its bounds may be others in each call."""
+
+    @staticmethod
+    def write(writer: _Writer, value: slice, cls: type) -> None:
+        writer.tokens.append(cls)
+        writer.add_all(value, (value.start, value.stop, value.step))
+
+    @staticmethod
+    def read(reader: _Reader, cls: type, target: Any) -> slice:
+        made = slice(*reader.values(3))
+        return made if target is None else target
+
+
 class _Deque(_Container):
     @staticmethod
     def write(writer: _Writer, value: deque, cls: type) -> None:
@@ -541,6 +555,7 @@ _KINDS: dict[Any, Any] = {
     torch.Tensor: leaves.TensorLeaf,
     torch.nn.Parameter: leaves.ParameterLeaf,
     Deferred: leaves.DeferredLeaf,
+    slice: _Slice,
 }
 _KINDS |= {leaves.PrivateLeaf: leaves.PrivateLeaf, leaves.Unseen: leaves.Unseen, torch.Generator: leaves.GeneratorLeaf}
 # Not rebuilt from their attributes although they have some.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
+from torch.nn.utils import parametrize
 
 from ortmodule import _core
 from ortmodule.core.errors import MissingPrivate
@@ -236,6 +237,17 @@ _queue_callback = _private(
 _fake_work = _private(
     "torch._C._distributed_c10d.FakeWork", "what a collective gives to wait for while a graph is captured", UNNEEDED
 )
+
+
+_private(
+    "torch.nn.utils.parametrize._cache_enabled", "is a call inside of parametrize.cached()?",
+    "graphs compute parametrized tensors in each call, where PyTorch would keep them",
+)  # fmt: skip
+
+
+#: ``PARAMETRIZE.get(KEEPS)``: is this inside of `torch.nn.utils.parametrize.cached()`?
+PARAMETRIZE: dict[str, Any] = vars(parametrize)
+KEEPS = "_cache_enabled"
 
 
 _operators = tuple(

@@ -108,6 +108,11 @@ def is_librarys(cls: type) -> bool:
     return is_library(sys.modules.get(cls.__module__))
 
 
+def is_users_function(function: types.FunctionType) -> bool:
+    """Is it none of such a module's?"""
+    return not is_library(sys.modules.get(function.__module__ or ""))
+
+
 def is_torchs(hook: Any) -> bool:
     """Is a function, or an object that is called, one of torch's?"""
     return is_of(hook, ("torch",))

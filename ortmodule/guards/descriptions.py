@@ -21,7 +21,8 @@ from ortmodule.core.errors import Unguardable
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import found_in
 from ortmodule.guards import fields
-from ortmodule.guards.fields import FieldSet, attributes_of, is_plain, slot_names
+from ortmodule.guards.code_reader import is_users_function
+from ortmodule.guards.fields import FieldSet, attributes_of, functions_behind, is_plain, slot_names
 from ortmodule.guards.global_reads import CDATA
 from ortmodule.guards.reads import item_reads
 from ortmodule.guards.reads.item_reads import FIELD, ITEM, ItemReads
@@ -158,6 +159,35 @@ def plain_objects(value: Any) -> list[Any]:
     return found.objects
 
 
+def shown(parts: list[Any]) -> str:
+    """What has these ``parts``, of a :class:`Description`, for a sentence: constants and containers of such as they
+    are."""
+    if parts[:2] == [tuple, 1] and len(parts) > 2:  # :func:`describe_around`
+        parts = parts[2:]
+    cls: Any
+    rest: list[Any]
+    cls, *rest = parts or [type(None)]
+    if isinstance(cls, Is):  # a method
+        cls, rest = types.FunctionType, [cls.value]
+    if not isinstance(cls, type) or not rest:
+        return str(cls if not isinstance(cls, type) else f"a {cls.__name__}")
+    value, *inside = rest
+    if issubclass(cls, torch.Tensor) and isinstance(value, tuple):
+        return f"a tensor of {str(value[1]).removeprefix('torch.')} and shape {list(value[-1])}"
+    if issubclass(cls, (types.FunctionType, types.CodeType)):
+        return f"another function, or other code ({getattr(value, '__name__', getattr(value, 'co_name', ''))})"
+    if isinstance(value, bytes):
+        return repr(value.decode(errors="replace"))
+    if cls in (dict, list, tuple) and all(each in (int, str, float, bool, type(None)) for each in inside[::2]):
+        values: list[Any] = [
+            float.fromhex(v) if kind is float else v for kind, v in zip(inside[::2], inside[1::2], strict=False)
+        ]
+        return repr(dict(zip(values[::2], values[1::2], strict=False)) if cls is dict else cls(values))
+    if inside or isinstance(value, (Is, SomeFields)):
+        return f"another {cls.__name__}"
+    return repr(float.fromhex(value) if cls is float else value)
+
+
 class _Walk:
     """``found`` is what is described, and ``parts`` a list of it that values are added to. ``shallow``: plain objects
     are themselves."""
@@ -184,6 +214,7 @@ class _Walk:
             parts += (cls, self.names.get(id(value)) or Is(value))
         elif isinstance(value, CONSTANTS):
             parts += (cls, value)
+            self._code(value)
         elif id(value) in self.met:
             parts += ("same", self.met[id(value)])
         else:
@@ -221,8 +252,20 @@ class _Walk:
             self.parts.append("missing")
         elif now.place == "class" and hasattr(type(held), "__get__"):
             self.parts.append(Is(held))
+            self._code(held)
         else:
             self.add(held)
+
+    def _code(self, value: Any) -> None:
+        """Of functions, which may get another one (`%autoreload` of notebooks gives it to those that there are)."""
+        for function in filter(is_users_function, functions_behind(value)):
+            if id(function) in self.met:  # a default of its own
+                continue
+            self.met[id(function)] = len(self.met)
+            defaults = [name for name in ("__defaults__", "__kwdefaults__") if getattr(function, name)]
+            self.found.attributes += [(function, name, getattr(function, name)) for name in ("__code__", *defaults)]
+            self.parts.append(function.__code__)
+            self._all(getattr(function, name) for name in defaults)
 
     def _signs(self, value: Any) -> None:
         """Where a change of anything in a plain object would show."""
@@ -269,6 +312,7 @@ class _Walk:
             self._all((value(),))
         elif isinstance(value, types.MethodType):
             parts += (cls, Is(value.__func__))
+            self._code(value)
             self.add(value.__self__)
         elif isinstance(value, functools.partial):
             parts += (cls,)
@@ -283,8 +327,11 @@ class _Walk:
                 parts.append(self._some_fields(value, self.read[cls]))
                 return
             self._slots(value, cls)
+        elif cls is types.CodeType:
+            parts += (cls, value)
         else:
             parts += (cls, Is(value))
+            self._code(value)
         if hasattr(value, "__dict__") and not isinstance(value, (types.ModuleType, types.MethodType)):
             self._attributes(vars(value))
 

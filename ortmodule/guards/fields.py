@@ -29,7 +29,7 @@ WHOLE = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})
 _SEEN = {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__init__"}
 _IMMUTABLE = 1 << 8  # a class whose attributes cannot be set
 #: Packages whose objects have much in them that is no matter of a model, but for those that hold what users put there.
-HOLDING = {"argparse", "collections", "multiprocessing", "weakref"}
+HOLDING = {"argparse", "collections", "multiprocessing", "queue", "weakref"}
 _MACHINERY = {"torch", "ortmodule", *sys.stdlib_module_names} - HOLDING
 _OTHERS = (enum.Enum, BaseException, nn.Module, torch.Tensor)
 

@@ -143,6 +143,10 @@ def read_by_code(
                 if function.__code__ in users:
                     where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
                     yield from ((owner, name, where) for owner, name in _attributes(cls, function.__code__.co_names))
+    for cls in {base for each in held for base in each.__mro__ if not is_librarys(base)}:
+        for function in (function for part in vars(cls).values() for function in functions_behind(part)):
+            if function.__code__ in users:  # one that `super()` finds is no attribute of a module
+                yield function, "__code__", f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
     for function in _closures(users):
         where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
         yield from ((owner, name, where) for owner, name in _defaults(function, None))

@@ -26,6 +26,7 @@ from ortmodule.guards.descriptions import (
     describe,
     describe_around,
     describe_other,
+    shown,
 )
 from ortmodule.guards.fields import FieldReads, FieldSet, functions_behind
 from ortmodule.guards.global_reads import Place, read_by, read_by_code, read_of
@@ -329,6 +330,11 @@ class Guards:
         if len(parts) == 2 and parts[0] is float:
             return str(float.fromhex(parts[1]))
         return repr(parts[1]) if len(parts) == 2 else repr(parts)
+
+    def broken_text(self) -> str:
+        """What that attribute is now, for a sentence."""
+        key = self.broken()
+        return "" if key is None else shown(self._difference(key)[1])
 
     def _difference(self, key: Key) -> tuple[str, list[Any]]:
         """The field in which an attribute differs, or "", and what is there now."""

@@ -18,7 +18,7 @@ from ortmodule.core.objects.references import other_references
 from ortmodule.core.snapshot import TensorMemory
 from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.writes.holders import holders_of, is_of_context
-from ortmodule.guards.writes.surroundings import GlobalState
+from ortmodule.guards.writes.surroundings import GlobalState, state_of_function
 from ortmodule.host.host_node import Node
 
 
@@ -81,9 +81,11 @@ def still_kept(tensor: torch.Tensor | None) -> bool:
 
 
 def changed_by_breaks(tree: Tree, nodes: Sequence[Node]) -> GlobalState:
-    """What breaks among ``nodes`` may change: what is around the module, parameters."""
+    """What breaks and autograd functions among ``nodes`` may change: what is around them, parameters."""
     breaks = any(node.breaks for node in nodes)
     around = tree.around(tree.modules.values() if breaks else ())
     for slot in (slot for node in nodes for slot in node.writes):
         around.add(TensorMemory(slot.get()))
+    for cls in {node.function.__self__ for node in nodes if node.kind == "function"}:  # type: ignore[attr-defined]
+        around.add(state_of_function(cls))
     return around

@@ -40,7 +40,7 @@ from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_hooks import without
 from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.sharding.collectives import alone
-from ortmodule.guards.writes.surroundings import GlobalState
+from ortmodule.guards.writes.surroundings import GlobalState, state_of_function
 from ortmodule.host import autograd_functions, escapes
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Modes, Node, Spent, leaves_of, nodes_behind, operands_of, specs_of
@@ -116,6 +116,7 @@ class Regions:
         self.escaped: list[weakref.ref[torch.Tensor]] = []  # what something keeps of breaks
         self.kept: list[weakref.ref[torch.Tensor]] = []  # what breaks have made, and was there behind them
         self.containers: dict[int, int] = {}  # numbers of those in the beginning, by their ids
+        self.functions: dict[type, GlobalState] = {}  # what is around autograd functions, as before the first call
         self.versions: list[tuple[Node, torch.Tensor, int]] = []  # of operands and results of submodules, behind these
 
     def __contains__(self, node: Any) -> bool:
@@ -137,6 +138,9 @@ class Regions:
         if not self.opaque.functions:
             raise NotTraceable(f"forward uses the autograd function {cls.__name__}, and custom autograd is off")
         given, number = args[autograd_functions.has_context(cls) :], len(self.nodes)
+        if cls not in self.functions:
+            with eagerly():
+                self.functions[cls] = state_of_function(cls)
         modes, apply = Modes(grad, Modes.now().autocast), autograd_functions.bound_apply(cls)
         result = self._call("function", cls.__qualname__, apply, given, kwargs, [], modes)
         results = result if isinstance(result, tuple) else (result,)
@@ -469,10 +473,12 @@ class Regions:
         set_value_trace(operand, value)
 
     def forget(self) -> None:
-        """Drops references that would keep frames and traced tensors alive."""
+        """Drops references that would keep frames and traced tensors alive, and puts back what functions changed."""
+        for state in self.functions.values():
+            state.put_back()
         self.blamed, self.tokens, self.arguments, self.filled, self.containers = None, [], None, None, {}
         self.inputs, self.generators, self.versions = [], [], []
-        self.ends = set()
+        self.ends, self.functions = set(), {}
         self.entered = self.left = self.made = self.begins = self.traced = self.runs = self.ran = _nothing
 
     def blame(self, error: BaseException, module: nn.Module) -> None:

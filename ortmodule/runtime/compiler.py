@@ -202,10 +202,10 @@ class Compiler:
             raise NoOtherGraph(Cause.TORCH_MODEL, str(error), call.key) from error
 
     def _capture_and_guards(self, call: Call, partition: Partition, part: int) -> tuple[Capture, Guards]:
+        hooked = [path for path in call.state.hooked if path not in call.tree.sharded]
         try:
             captured = self._capture_partitioned(call, partition, part)
             _check_memory(captured, call.tree)
-            hooked = [path for path in call.state.hooked if path not in call.tree.sharded]
             if (text := conflict(call.tree, hooked, captured.trace.attributes)) is not None:
                 raise CaptureError(text)
             trace = captured.trace
@@ -215,7 +215,9 @@ class Compiler:
             )
             _check_breaks(captured, guards, call.tree)
         except (CaptureError, Unguardable) as error:
-            refusal = NoOtherGraph(Cause.TORCH_MODEL, str(error), call.key)
+            # A trace calls no hooks, which forward may count on.
+            text = conflict(call.tree, hooked, call.tree.caches.reads) or str(error)
+            refusal = NoOtherGraph(Cause.TORCH_MODEL, text, call.key)
             refusal.guards = _guards_of_failure(call)
             raise refusal from error
         finally:

@@ -38,7 +38,15 @@ from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
 from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.structures import tokens as pytree_tokens
-from ortmodule.core.torch_private import forward_level, in_backward, is_fx_tracing, peek_transform, traced
+from ortmodule.core.torch_private import (
+    KEEPS,
+    PARAMETRIZE,
+    forward_level,
+    in_backward,
+    is_fx_tracing,
+    peek_transform,
+    traced,
+)
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
@@ -218,8 +226,8 @@ class Dispatcher:
             kwargs = self._in_order(kwargs, which)
         inputs, arguments = _flattened(args, kwargs)
         state = self.state()
-        if "" in state.hooked:
-            raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
+        if "" in state.hooked or PARAMETRIZE.get(KEEPS):
+            state.check()
         if state.watch.holds(inputs):
             inputs, arguments = taken_from_module(inputs, arguments, state)
         forward = self._own if which == OWN else self.in_pytorch(which)
@@ -255,8 +263,7 @@ class Dispatcher:
             kwargs = self._in_order(kwargs, which)
             inputs, arguments = _flattened(args, kwargs)
             state = self.state()
-            if "" in state.hooked:
-                raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
+            state.check()
             if state.watch.holds(inputs):
                 inputs, arguments = taken_from_module(inputs, arguments, state)
             call = Call(self.in_pytorch(which), which, state, arguments, inputs, (args, kwargs))

@@ -279,6 +279,10 @@ def _embeddings():
         lambda x: F.embedding_bag(indices, x, per_sample_weights=x[:3, :4], mode="sum"),
     )
     yield (
+        "F.embedding_bag.last.short",  # what is behind the last bag is in none
+        lambda x: F.embedding_bag(indices.reshape(-1), x, torch.tensor([0, 3, 10]), include_last_offset=True),
+    )
+    yield (
         "F.embedding_bag.last",
         lambda x: F.embedding_bag(indices.reshape(-1), x, torch.tensor([0, 3, 12]), include_last_offset=True),
     )

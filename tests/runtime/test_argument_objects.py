@@ -203,3 +203,29 @@ def test_a_submodule_changes_the_object(way):
         torch.testing.assert_close(found[1], found[0])
         torch.testing.assert_close(memories[1].kept, memories[0].kept)
         torch.testing.assert_close(memories[1].layers, memories[0].layers)
+
+
+SLICES = {
+    "a dimension": lambda m, x, s: m.a(x[s]).sum(0) * 2,
+    "in a tuple": lambda m, x, s: m.a(x)[s, 1:3].sum(0),
+    "its bounds": lambda m, x, s: m.a(x)[: s.stop].sum(0) * (0 if s.start is None else s.start + 1),
+    "assigned": lambda m, x, s: torch.zeros(6, 4).index_fill(0, torch.arange(6)[s], 1) * m.a(x),
+    "its indices": lambda m, x, s: m.a(x) * len(range(*s.indices(6))),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_slices(name):
+    torch.manual_seed(0)
+    theirs = Net(lambda m, batch, s: SLICES[name](m, batch["x"], s))
+    ours = ORTModule(copy.deepcopy(theirs))
+    bounds = [(0, 2), (1, 4), (2, 5), (0, 6), (1, 3, 2), (None, 3), (1, 4)]
+    for step, each in enumerate(bounds):
+        x, results = torch.randn(6, 4, generator=torch.Generator().manual_seed(step)), []
+        for model in (ours, theirs):
+            model.zero_grad()
+            result = model({"x": x}, slice(*each))
+            result.square().sum().backward()
+            results.append([result.detach(), model.a.weight.grad])
+        torch.testing.assert_close(*results)
+    assert explain(ours).engine_calls >= len(bounds) - 2

@@ -108,3 +108,23 @@ def test_attributes_of_the_class_are_those_of_the_models():
         assert not hasattr(Scaled, "offset")
     finally:
         Scaled.scale = 2.0
+
+
+def test_inside_of_a_cache():
+    """What two calls share there (the spectral norm of one step) no graph has."""
+    ours, theirs = pair()
+    for model in (ours, theirs):
+        torch.manual_seed(2)
+        parametrizations.spectral_norm(model)
+    with pytest.warns(UserWarning, match=r"parametrize\.cached\(\)"):
+        for model in (ours, theirs):
+            with parametrize.cached():
+                loss = model(torch.ones(2, 4)).sum() + model(torch.ones(3, 4)).square().sum()
+            loss.backward()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+    for mine, other in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(mine, other)
+    ours.zero_grad(), theirs.zero_grad()
+    torch.testing.assert_close(step(ours), step(theirs), rtol=1e-4, atol=1e-5)
+    assert explain(ours).engine_calls == 1 and explain(ours).pytorch_calls == 2

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils import checkpoint
 
 from ortmodule.capture.randomness.chance import Chance
@@ -180,13 +180,27 @@ def _met() -> Checkpoints | _Plain | None:
     return getattr(_current, "plain", None) if recorder is None else recorder.checkpoints
 
 
+def _is_checkpoints(hooks: saved_tensors_hooks) -> bool:
+    return type(hooks).__module__ == checkpoint.__name__
+
+
+def _leaves_alone(hooks: saved_tensors_hooks) -> bool:
+    """Do these of forward's own change nothing in what is traced: they move what autograd saves, which is nothing in a
+    trace? Raises NotTraceable where they may do anything."""
+    if active() is None or get_tracing_state() is None or not torch.is_grad_enabled():
+        return False
+    if not isinstance(hooks, save_on_cpu):
+        raise NotTraceable(f"{user_line()} puts hooks on what autograd saves, which a graph would not call")
+    return True
+
+
 def _entering(original: Callable) -> Callable:
     """A checkpoint without reentrant autograd puts hooks on what autograd saves: nothing is saved in a trace."""
 
     def enter(hooks: saved_tensors_hooks) -> Any:
         found = _met()
-        if found is None or type(hooks).__module__ != checkpoint.__name__:
-            return original(hooks)
+        if found is None or not _is_checkpoints(hooks):
+            return hooks if _leaves_alone(hooks) else original(hooks)
         if isinstance(found, Checkpoints) and _context_of(sys._getframe(1)) is not checkpoint.noop_context_fn:
             raise NotTraceable(f"{user_line()} uses {CHECKPOINT} with a context of its own, or to debug{_ADVICE}")
         found.begin(CHECKPOINT)
@@ -198,8 +212,8 @@ def _entering(original: Callable) -> Callable:
 def _leaving(original: Callable) -> Callable:
     def leave(hooks: saved_tensors_hooks, *error: Any) -> Any:
         found = _met()
-        if found is None or type(hooks).__module__ != checkpoint.__name__:
-            return original(hooks, *error)
+        if found is None or not _is_checkpoints(hooks):
+            return None if _leaves_alone(hooks) else original(hooks, *error)
         try:
             if error[:1] == (None,):
                 found.check()

@@ -29,6 +29,14 @@ def filling(names: Iterable[str]) -> str:
     return f"forward fills a cache ({', '.join(names)}), which later calls find"
 
 
+def may_set_up(tree: Tree, text: str) -> None:
+    """Raises FillsCache where forward changes parameters, which a first call may do (it scales them to its data), and
+    PyTorch may run such a call. ``text``: which."""
+    if tree.may_fill:
+        tree.fill((), ())
+        raise FillsCache(f"{text}, as a first call may")
+
+
 def put_resized(
     tree: Tree, places: Sequence[tuple[Any, Any]], tensors: Sequence[torch.Tensor]
 ) -> dict[str, torch.Tensor]:  # fmt: skip

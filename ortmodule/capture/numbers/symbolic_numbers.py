@@ -287,6 +287,8 @@ _MAKING = frozenset((torch.tensor, torch.as_tensor, torch.Tensor.new_tensor))
 _FULL = frozenset((torch.full, torch.full_like, torch.Tensor.new_full, torch.Tensor.fill_))
 _INDEXING = frozenset((torch.Tensor.__getitem__, torch.Tensor.__setitem__))
 _SPLITTING = _functions("split split_with_sizes")
+_SPACED = (torch.linspace, torch.logspace)
+_RESHAPING = _functions("reshape view unflatten")
 NARROWING = frozenset((torch.narrow, torch.Tensor.narrow))
 #: Beside sizes they take tensors for numbers.
 _TAKING_NUMBERS = _functions("where masked_fill masked_fill_ clamp clamp_ clip clip_ lerp lerp_")
@@ -321,6 +323,14 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         sizes = _sizes(args[1])
         _read(sum(sizes) == args[0].size(dim))  # torch raises an error else
         _read(torch.stack([each for each in sizes if isinstance(each, torch.Tensor)]).min() >= 0)
+    if function in _RESHAPING:  # a graph takes 0 for the size that there is, and -1 for any
+        _check(_positive([*args[1:], *kwargs.values()]), "a size that data decides is not positive")
+    if function is torch.arange:
+        _check(
+            _ranges(*map(_sizes, args), **{k: _sizes(v) for k, v in kwargs.items()}), "arange() ends before it begins"
+        )
+    if function in _SPACED and is_one(steps := args[2] if len(args) > 2 else kwargs["steps"]):
+        _check(steps.tensor >= 0, f"{function.__name__}() has fewer than no steps")
     if function in _INDEXING and len(args) > 1:
         args = (args[0], _index(args[1], run), *args[2:])
     if function in _MAKING and not is_among((*kwargs.values(),)):
@@ -337,6 +347,23 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         return run(function, tuple(map(_default, args)), {name: _default(a) for name, a in kwargs.items()})
     convert = _default if function in _TAKING_NUMBERS else _sizes
     return run(function, tuple(map(convert, args)), {name: convert(a) for name, a in kwargs.items()})
+
+
+def _positive(sizes: Sequence[Any]) -> torch.Tensor:
+    """Are all of these in nested lists that are numbers of a trace?"""
+    found = [_positive(s) if isinstance(s, (tuple, list)) else s.tensor > 0 for s in sizes if is_among((s,))]
+    return torch.stack(found).all()
+
+
+def _ranges(start: Any, end: Any = None, step: Any = 1, **_: Any) -> torch.Tensor:
+    start, end = (0, start) if end is None else (start, end)
+    return torch.as_tensor((end - start) * step >= 0)
+
+
+def _check(holds: torch.Tensor, otherwise: str) -> None:
+    """PyTorch refuses what does not hold."""
+    if not _read(holds):
+        raise NotTraceable(otherwise)
 
 
 def narrowing(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...] | None:

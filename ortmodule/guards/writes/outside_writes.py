@@ -19,7 +19,7 @@ from ortmodule.core.objects.tensor_memory import memory_of
 from ortmodule.core.torch_private import TorchDispatchMode, set_versions, swap_tensors
 
 #: What is not larger is copied at once, in bytes: so any write is found, also one by its address.
-_SMALL = 2**20
+SMALL = 2**20
 #: Operators that write what they do not say, and that stand before a way to write without an operator (`x.numpy()`).
 _HIDE = {f"aten::{name}" for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "detach", "set_")}
 
@@ -42,7 +42,7 @@ class OutsideWrites(TorchDispatchMode):
         self._swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._states: list[_State] = []
         self._groups: dict[int, list[torch.Tensor]] = {}  # those in one memory, by its address
-        self._kept: dict[int, _Memory] = {}
+        self._kept: dict[int, StorageContents] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -62,7 +62,7 @@ class OutsideWrites(TorchDispatchMode):
         for tensor in self._tensors:
             self._groups.setdefault(memory_of(tensor) or id(tensor), []).append(tensor)
         for group in self._groups.values():
-            if memory_of(group[0]) and group[0].untyped_storage().nbytes() <= _SMALL:
+            if memory_of(group[0]) and group[0].untyped_storage().nbytes() <= SMALL:
                 self._keep(group[0])
         super().__enter__()
         return self
@@ -116,7 +116,7 @@ class OutsideWrites(TorchDispatchMode):
             return []
         group = self._groups.get(key, [])
         if group and key not in self._kept:
-            self._kept[key] = _Memory(group[0])
+            self._kept[key] = StorageContents(group[0])
         return group
 
     def _note(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -137,7 +137,7 @@ def _writes(function: Any) -> tuple[tuple[tuple[int, str], ...], bool]:
     return places, not says or schema.name in _HIDE
 
 
-class _Memory:
+class StorageContents:
     """The elements in a tensor's memory, all of it; of a tensor that has none of its own, as a DTensor, its own."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -152,6 +152,8 @@ class _Memory:
         return not torch.equal(self._now(), self._then)
 
     def put_back(self) -> None:
+        if not self.changed():
+            return
         if self._storage is not None and self._storage.nbytes() != self._then.numel():
             self._storage.resize_(self._then.numel())
         with torch.no_grad():

@@ -19,13 +19,14 @@ import numpy
 import torch
 from torch import nn
 
+from ortmodule.core.objects.tensor_memory import memory_of
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Attribute, ContextValue, Items, NewAttributes, Snapshot, found_in
 from ortmodule.core.structures.classes import is_made_by_statement
 from ortmodule.guards.code_reader import is_library, is_librarys
 from ortmodule.guards.fields import is_holding
 from ortmodule.guards.global_reads import MUTABLE, SPACES, Objects, Place, is_plain_value, read_by, read_by_modules
-from ortmodule.guards.writes.outside_writes import OutsideWrites
+from ortmodule.guards.writes.outside_writes import SMALL, OutsideWrites, StorageContents
 
 MOST_ITEMS = 4096  # of a container whose contents are looked at
 MOST_OBJECTS = 4096  # that are looked at
@@ -66,6 +67,17 @@ def global_state(modules: Iterable[nn.Module], hooks: Iterable[Any] = ()) -> Glo
     return _Surroundings(modules, [("a hook", hook) for hook in hooks]).found
 
 
+def state_of_function(cls: type) -> GlobalState:
+    """The same of a custom autograd function, which runs by itself in each run, and in traces and checks besides; with
+    the elements of tensors that are not large. (Torch's tracer, in whose call it runs, does not bear a mode.)"""
+    found = _Surroundings((), [(cls.__name__, cls)], nn.Module).found
+    for tensor in found.tensors.values():
+        if memory_of(tensor) and tensor.untyped_storage().nbytes() <= SMALL:
+            found.add(StorageContents(tensor))
+    found.tensors = {}
+    return found
+
+
 def values_around(objects: Iterable[Any]) -> list[Any]:
     """The values in and around ``objects``."""
     return _Surroundings((), [("", each) for each in objects]).found.values
@@ -102,7 +114,9 @@ def _is_users(cls: type) -> bool:
 class _Surroundings:
     """Walks through what is around ``modules``, and ``objects``, near ones first."""
 
-    def __init__(self, modules: Iterable[nn.Module], objects: Objects | None = None) -> None:
+    def __init__(self, modules: Iterable[nn.Module], objects: Objects | None = None, others: Any = _APART) -> None:
+        """``others``: classes that are not looked into."""
+        self._others = others
         self.found, self.entries = GlobalState(), list[tuple[str, Any]]()
         self._objects = objects if objects is not None else []
         self._seen: set[Any] = set()
@@ -178,7 +192,7 @@ class _Surroundings:
             self._add(f"the context variable {value.name}", held := ContextValue(value))
             yield name, held.then
         elif isinstance(value, type):
-            yield from () if issubclass(value, _APART) else self._in_class(value)
+            yield from () if issubclass(value, self._others) else self._in_class(value)
         elif isinstance(value, weakref.ReferenceType):
             yield name, value()
         elif type(value) in SPACES or is_holding(type(value)) or _is_users(type(value)):

@@ -75,8 +75,8 @@ def _pinned(graph: CompiledGraph, call: Call) -> list[tuple[tuple[int, int], int
 
 
 def _broken(guards: Guards) -> str:
-    place, value = guards.broken_place(), guards.broken_value()
-    text = f"is {_short(value)} now" if guards.broken_by() == value else "is another one at each call"
+    place, one = guards.broken_place(), guards.broken_by() == guards.broken_value()
+    text = f"is {_short(guards.broken_text())} now" if one else "is another one at each call"
     return text + (f", which {place} reads" if place else "")
 
 

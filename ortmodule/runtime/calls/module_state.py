@@ -6,8 +6,11 @@ import itertools
 from typing import NamedTuple
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ortmodule import _core
+from ortmodule.core.errors import Cause, NotInEngine
+from ortmodule.core.torch_private import KEEPS, PARAMETRIZE
 from ortmodule.guards.hook_analysis import Reach
 from ortmodule.guards.module_tree import Tree
 
@@ -25,6 +28,14 @@ class ModuleState(NamedTuple):
     hooked: tuple[str, ...]  # submodules with hooks that a graph would not call; "": all have
     key: int  # stands for what the tree says of its tensors and training flags
     epoch: int  # another one after every change
+
+    def check(self) -> None:
+        """Raises NotInEngine where something around the module's calls is no part of any graph."""
+        if "" in self.hooked:
+            raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
+        if PARAMETRIZE.get(KEEPS) and any(map(is_parametrized, self.tree.modules.values())):
+            text = "it is called inside of parametrize.cached(), which keeps what its parametrizations compute"
+            raise NotInEngine(Cause.TORCH_MODEL, text)
 
 
 class ModuleStates:
