@@ -1,13 +1,13 @@
-"""Compare what is predicted of a step's memory with what its process takes, for each benchmark row, in both types.
+"""Compares what is predicted of a step's memory with what its process takes, for each benchmark row, in both types.
 
     python -m benchmarks.predicted                             the rows of docs/benchmarks.md, float32 and bfloat16
     python -m benchmarks.predicted --rows gpt2 resnet-50 --types float32 --out results/predicted
 
 Each row has a process of its own. `memory.predict` is asked before any step, and again behind some steps, when logits
-that nobody reads wait for their memory's sake. Then one more step (forward, backward, gradients made anew) is counted:
-the arena in whole pages, as the engine's blocks have grown behind forward, less forward's results; and all that the
-process has grown by at most, at malloc (tests/engine/counting_malloc.c) and in the engine, which is predicted as
-gradients, activations, workspace, results and what torch's convolutions take. Memory of earlier steps is not kept: a
+that the script does not read wait for their memory's sake. Then one more step (forward, backward, gradients made anew)
+is counted: the arena in whole pages, as the engine's blocks have grown behind forward, less forward's results; and all
+that the process has grown by at most, at malloc (tests/engine/counting_malloc.c) and in the engine, which is predicted
+as gradients, activations, workspace, results and what torch's convolutions take. Memory of earlier steps is not kept: a
 block may have been larger then (`KEEP_MEMORY`). Written to <out>.json and <out>.md.
 """
 

@@ -70,6 +70,8 @@ struct op_def {
      * not possible, the kernel copies. */
     status (*view)(ctx *c, const node *n, const tensor *in, tensor *out, int64_t *offset, bool *possible);
     size_t (*workspace)(const node *n); /* bytes of scratch; NULL: none */
+    /* About what torch takes for itself while the node runs on the CPU by torch's operator; NULL: nothing. */
+    int64_t (*torch_bytes)(const node *n);
     kernel_fn *cpu;
     /* Tells of every matrix product of a run on the CPU; operands have no memory. NULL: of none. */
     void (*products)(const call *k, product_fn *each, void *arg);

@@ -1,4 +1,4 @@
-/* order_rules.h -- inside of this folder: orders in which the steps of a program may run, and the bytes that each needs.
+/* order_rules.h -- finds orders in which steps of a program may run, and the bytes that each needs.
  *
  * Steps and values are numbers here; it knows nothing of nodes or kernels. */
 #ifndef ORT_PLAN_ORDER_RULES_H

@@ -2,7 +2,6 @@
 #include "plan/plan.h"
 
 #include "core/size.h"
-#include "ops/spatial/conv_torch.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -364,7 +363,7 @@ static void add_offloaded(plan *p, const node *n) {
 }
 
 static void add_torchs(plan *p, const node *n) {
-    const int64_t bytes = p->cuda ? 0 : conv_bytes_of_torch(n);
+    const int64_t bytes = p->cuda || !n->op->torch_bytes ? 0 : n->op->torch_bytes(n);
     if (bytes > p->torch_bytes) p->torch_bytes = bytes;
 }
 

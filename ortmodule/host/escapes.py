@@ -86,6 +86,7 @@ def changed_by_breaks(tree: Tree, nodes: Sequence[Node]) -> GlobalState:
     around = tree.around(tree.modules.values() if breaks else ())
     for slot in (slot for node in nodes for slot in node.writes):
         around.add(TensorMemory(slot.get()))
-    for cls in {node.function.__self__ for node in nodes if node.kind == "function"}:  # type: ignore[attr-defined]
+    functions: list[Any] = [node.function for node in nodes if node.kind == "function"]  # bound methods
+    for cls in {function.__self__ for function in functions}:
         around.add(state_of_function(cls))
     return around

@@ -1,4 +1,4 @@
-"""Values that PyTorch refuses, in data that a graph has: its error comes, of the same class, in place of a result."""
+"""Values that PyTorch refuses, in data of a graph: its error comes, of the same class."""
 
 import copy
 
