@@ -51,7 +51,7 @@ def batch_norm(samples, channels, parameters, training):
     [
         ("label 7 of sample 1 .* there are 4 classes", lambda: run(CE, X(3, 4), LABELS([1, 7, 0]))),
         ("label -1 of sample 0 .* 4 classes", lambda: run(NLL, X(2, 4), LABELS([-1, 0]))),
-        (r"labels of shape \[2\] .* scores of shape \[3, 4\]", lambda: run(CE, X(3, 4), LABELS([1, 0]))),
+        (r"labels of shape \[2\] .* logits of shape \[3, 4\]", lambda: run(CE, X(3, 4), LABELS([1, 0]))),
         (r"weights of shape \[3\]", lambda: run(CE, X(2, 4), LABELS([1, 0]), X(3))),
         ('no reduction "avg"', lambda: run(NLL, X(2, 4), LABELS([1, 0]), reduction="avg")),
         (r"axis 1 of \[3, 0\] is empty", lambda: reduce_max(X(3, 0), 1)),
