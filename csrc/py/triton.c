@@ -1,4 +1,4 @@
-/* triton.c -- gives Python the rules for Triton kernels, and has an object of its compile and interpret them. */
+/* triton.c -- gives Python the rules for Triton kernels, and has an object compile and interpret them. */
 #include "py/py.h"
 
 #include "cuda/host/generate.h"

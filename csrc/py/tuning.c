@@ -10,15 +10,18 @@
 
 #include <stdio.h>
 
+/* Adds {way: seconds} to *dict, unless it does not run (0); *dict is NULL after an error. */
+static void add_seconds(PyObject **dict, const char *way, double seconds) {
+    if (!*dict || seconds <= 0) return;
+    PyObject *number = PyFloat_FromDouble(seconds);
+    if (!number || PyDict_SetItemString(*dict, way, number) < 0) Py_CLEAR(*dict);
+    Py_XDECREF(number);
+}
+
 static PyObject *seconds_of(const tuned *t) {
     PyObject *dict = PyDict_New();
 
-    for (int way = 1; dict && way < GEMM_WAYS; way++) {
-        PyObject *seconds = t->seconds[way] > 0 ? PyFloat_FromDouble(t->seconds[way]) : NULL;
-        if (t->seconds[way] > 0 && (!seconds || PyDict_SetItemString(dict, gemm_way_name((gemm_way)way), seconds) < 0))
-            Py_CLEAR(dict);
-        Py_XDECREF(seconds);
-    }
+    for (int way = 1; way < GEMM_WAYS; way++) add_seconds(&dict, gemm_way_name((gemm_way)way), t->seconds[way]);
     return dict;
 }
 
@@ -104,12 +107,10 @@ PyObject *core_tuning_uses(PyObject *module, PyObject *unused) {
 static PyObject *seconds_there(const blas_measured *m) {
     PyObject *dict = PyDict_New();
 
-    for (int i = 0; dict && i < m->count; i++) {
+    for (int i = 0; i < m->count; i++) {
         char name[16];
-        PyObject *seconds = m->seconds[i] > 0 ? PyFloat_FromDouble(m->seconds[i]) : NULL;
         (void)snprintf(name, sizeof name, "%d", i);
-        if (m->seconds[i] > 0 && (!seconds || PyDict_SetItemString(dict, name, seconds) < 0)) Py_CLEAR(dict);
-        Py_XDECREF(seconds);
+        add_seconds(&dict, name, m->seconds[i]);
     }
     return dict;
 }
@@ -128,15 +129,10 @@ static PyObject *rows_there(const blas_measured *list) {
     return rows;
 }
 
-/* {way: seconds} of those that run. */
 static PyObject *seconds_of_ways(const triton_measured *m) {
     PyObject *dict = PyDict_New();
 
-    for (int i = 0; dict && i < m->count; i++) {
-        PyObject *seconds = m->seconds[i] > 0 ? PyFloat_FromDouble(m->seconds[i]) : NULL;
-        if (m->seconds[i] > 0 && (!seconds || PyDict_SetItemString(dict, m->ways[i], seconds) < 0)) Py_CLEAR(dict);
-        Py_XDECREF(seconds);
-    }
+    for (int i = 0; i < m->count; i++) add_seconds(&dict, m->ways[i], m->seconds[i]);
     return dict;
 }
 

@@ -309,21 +309,20 @@ static const char *through_torch_conv_grad_weight(const node *n) { return throug
 /* --- what the planner counts -------------------------------------------------------------------------------------- */
 
 /* The result that is copied is among them. */
-static int64_t bytes_of_torch(const node *n) {
-    static const char *const names[] = {"Conv", "ConvGradInput", "ConvGradWeight"};
-    static const conv_product products[] = {CONV_FORWARD, CONV_GRAD_INPUT, CONV_GRAD_WEIGHT};
+static int64_t bytes_of_torch(const node *n, conv_product product) {
     int64_t bytes = 0;
     conv v;
     ctx c;
 
     ctx_init(&c);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(n->op->name, names[i]) == 0 && conv_of_node(&c, n, products[i], &v) == OK &&
-            conv_by_torch(&v, products[i]))
-            bytes = conv_torch_bytes(&v, products[i]);
+    if (conv_of_node(&c, n, product, &v) == OK && conv_by_torch(&v, product)) bytes = conv_torch_bytes(&v, product);
     ctx_release(&c);
     return bytes;
 }
+
+static int64_t torch_bytes_conv(const node *n) { return bytes_of_torch(n, CONV_FORWARD); }
+static int64_t torch_bytes_conv_grad_input(const node *n) { return bytes_of_torch(n, CONV_GRAD_INPUT); }
+static int64_t torch_bytes_conv_grad_weight(const node *n) { return bytes_of_torch(n, CONV_GRAD_WEIGHT); }
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
@@ -341,16 +340,16 @@ size_t conv_grad_weight_cuda_workspace(const node *n);
 /* clang-format off */
 const op_def conv_ops[] = {
     {CONVOLUTION("Conv", "", 3, {.name = NULL}), .infer = infer_conv, .lower = lower_conv, .grad = grad_conv,
-     .workspace = workspace_conv, .torch_bytes = bytes_of_torch, .cpu = conv_cpu, .flops = flops_conv, .cuda_workspace = conv_cuda_workspace,
+     .workspace = workspace_conv, .torch_bytes = torch_bytes_conv, .cpu = conv_cpu, .flops = flops_conv, .cuda_workspace = conv_cuda_workspace,
      .cuda = conv_cuda, .through_torch = through_torch_conv},
     {CONVOLUTION("ConvTranspose", "", 3, NO_DEFAULT("output_padding", INTS), NO_DEFAULT("output_shape", INTS)),
      .lower = lower_conv_transpose},
     {CONVOLUTION("ConvGradInput", ORT_DOMAIN, 2, NO_DEFAULT("shape", INTS)), .infer = infer_conv_grad_input,
-     .lower = lower_conv_grad_input, .grad = grad_conv_grad_input, .workspace = workspace_conv_grad_input, .torch_bytes = bytes_of_torch,
+     .lower = lower_conv_grad_input, .grad = grad_conv_grad_input, .workspace = workspace_conv_grad_input, .torch_bytes = torch_bytes_conv_grad_input,
      .cpu = conv_grad_input_cpu, .flops = flops_conv_grad_input, .cuda_workspace = conv_grad_input_cuda_workspace, .cuda = conv_grad_input_cuda,
      .through_torch = through_torch_conv_grad_input},
     {CONVOLUTION("ConvGradWeight", ORT_DOMAIN, 2, NO_DEFAULT("shape", INTS)), .infer = infer_conv_grad_weight,
-     .lower = lower_conv_grad_weight, .workspace = workspace_conv_grad_weight, .torch_bytes = bytes_of_torch, .cpu = conv_grad_weight_cpu, .flops = flops_conv_grad_weight,
+     .lower = lower_conv_grad_weight, .workspace = workspace_conv_grad_weight, .torch_bytes = torch_bytes_conv_grad_weight, .cpu = conv_grad_weight_cpu, .flops = flops_conv_grad_weight,
      .cuda_workspace = conv_grad_weight_cuda_workspace, .cuda = conv_grad_weight_cuda, .through_torch = through_torch_conv_grad_weight},
     {0},
 };
