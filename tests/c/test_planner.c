@@ -257,7 +257,7 @@ TEST(other_orders_are_beside_that_of_the_plan) {
         CHECK_OK(&c, plan_peak(&c, p, true, &at, &live));
         CHECK_OK(&c, plan_orders(&c, p, bytes));
         CHECK(bytes[AS_WRITTEN] >= live); /* of operands that could make room it knows one for each step */
-        for (order_rule rule = AS_WRITTEN; rule < ORDER_RULES; rule++) CHECK(bytes[rule] >= p->gradient_bytes);
+        for (order_rule order = AS_WRITTEN; order < ORDER_RULES; order++) CHECK(bytes[order] >= p->gradient_bytes);
         ctx_release(&c);
     }
 }
