@@ -490,7 +490,7 @@ class TestC(Command):
         program = TEMP / f"test_c{'-' * bool(CAP)}{CAP}"
         chosen = {f"test_{name}" for name in OF_CPUS}
         tests = [s for s in c_sources("tests/c") if not CAP or s.stem in chosen or not s.stem.startswith("test_")]
-        objects = compile_all(*c_objects(tests, TEMP, ["-O1"]))  # what they test has the release's flags
+        objects = compile_all(*c_objects(tests, TEMP, ["-O1", "-Werror"]))  # what they test has the release's flags
         link(objects if SANITIZE or CAP else counted(objects), program)
         runs = [[program, self.only]] if self.only else [[program, "", str(share)] for share in range(2)]
         with ThreadPoolExecutor(JOBS) as pool:

@@ -57,13 +57,13 @@ TEST(no_more_is_held_than_was_in_use) {
 
 TEST(a_large_block_does_not_go_for_a_small_one) {
     void *large = memory_take(40 * MB), *small[4], *c;
-    const size_t arena = memory_now().used;
+    const size_t used = memory_now().used;
 
     for (int i = 0; i < 4; i++) small[i] = memory_take(2 * MB);
     memory_give(large);
     for (int i = 0; i < 4; i++) memory_give(small[i]);
     c = memory_take(5 * MB); /* fits none; three small ones make room */
-    CHECK(memory_now().kept >= arena && memory_now().kept < arena + 4 * (size_t)MB);
+    CHECK(memory_now().kept >= used && memory_now().kept < used + 4 * (size_t)MB);
     memory_give(c);
     memory_trim();
     CHECK(memory_now().kept == 0);

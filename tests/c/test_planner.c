@@ -180,7 +180,7 @@ TEST(random_graphs_have_plans_without_overlap) {
 }
 
 /* Another order is one of the same steps, each behind what makes its operands, none out of its range. */
-static void check_rule(ctx *c, const order_facts *f, order_rule rule, int64_t *peak) {
+static void check_rule(ctx *c, const order_facts *f, order_rule way, int64_t *peak) {
     const order_problem *p = f->p;
     bool *made, *ran;
     int *order;
@@ -188,7 +188,7 @@ static void check_rule(ctx *c, const order_facts *f, order_rule rule, int64_t *p
     must(c, NEW(c, order, p->n_steps));
     must(c, NEW(c, made, p->n_values));
     must(c, NEW(c, ran, p->n_steps));
-    CHECK_OK(c, order_by(c, f, rule, order));
+    CHECK_OK(c, order_by(c, f, way, order));
     for (int k = 0; k < p->n_ranges; k++)
         for (int t = p->ranges[k]; t < p->ranges[k + 1]; t++) {
             const order_step *s = &p->steps[order[t]];
@@ -235,8 +235,8 @@ TEST(orders_keep_what_steps_need) {
         for (int k = 0; k <= STEPS / RANGE; k++) ranges[k] = k * RANGE;
         CHECK_OK(&c, order_facts_new(&c, &p, &f));
         check_rule(&c, &f, AS_WRITTEN, &written);
-        for (order_rule rule = AS_WRITTEN + 1; rule < ORDER_RULES; rule++) {
-            check_rule(&c, &f, rule, &peak);
+        for (order_rule way = AS_WRITTEN + 1; way < ORDER_RULES; way++) {
+            check_rule(&c, &f, way, &peak);
             CHECK(peak > 0 && peak <= all);
             better += peak < written;
         }
@@ -257,7 +257,7 @@ TEST(other_orders_are_beside_that_of_the_plan) {
         CHECK_OK(&c, plan_peak(&c, p, true, &at, &live));
         CHECK_OK(&c, plan_orders(&c, p, bytes));
         CHECK(bytes[AS_WRITTEN] >= live); /* of operands that could make room it knows one for each step */
-        for (order_rule order = AS_WRITTEN; order < ORDER_RULES; order++) CHECK(bytes[order] >= p->gradient_bytes);
+        for (order_rule way = AS_WRITTEN; way < ORDER_RULES; way++) CHECK(bytes[way] >= p->gradient_bytes);
         ctx_release(&c);
     }
 }
