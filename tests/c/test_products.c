@@ -58,17 +58,11 @@ static bool reads(const gemm_kernel *kernel, const gemm *g) {
     return g->type == (kernel->holds ? F32 : BF16);
 }
 
-static void run_with(const gemm_kernel *kernel, const gemm *g) {
-    if (g->k == 0 || !kernel->can() || !reads(kernel, g)) gemm_run(g);
-    else gemm_packed_with(g, kernel);
-}
+/* Whether `kernel` can run this product: on this CPU, and reading operands of these types. */
+static bool may_run(const gemm_kernel *kernel, const gemm *g) { return g->k > 0 && kernel->can() && reads(kernel, g); }
 
 /* With B laid out beforehand, in memory that is full of something else; only a kernel with another one reads B, too. */
 static void run_laid_out(const gemm_kernel *kernel, const gemm *g) {
-    if (g->k == 0 || g->n == 0 || g->n_batch || !kernel->can() || !reads(kernel, g)) {
-        run_with(kernel, g);
-        return;
-    }
     const size_t bytes = gemm_prepack_bytes_with(g, kernel);
     void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
     gemm by = *g;
@@ -81,36 +75,33 @@ static void run_laid_out(const gemm_kernel *kernel, const gemm *g) {
     free(memory);
 }
 
-#define KERNEL(name)                                                                                                   \
-    static void run_##name(const gemm *g) { run_with(&gemm_kernel_##name, g); }                                        \
-    static void run_laid_##name(const gemm *g) { run_laid_out(&gemm_kernel_##name, g); }
-
-KERNEL(f32)
-KERNEL(bf16)
-KERNEL(amx)
-KERNEL(amx_emulated)
-KERNEL(amx_f32)
-KERNEL(amx_f32_emulated)
-
-#define BOTH(name) run_##name, run_laid_##name
-static void (*const kernels[])(const gemm *) = {
-    BOTH(f32), BOTH(bf16), BOTH(amx), BOTH(amx_emulated), BOTH(amx_f32), BOTH(amx_f32_emulated), NULL};
+static const gemm_kernel *const kernels[] = {&gemm_kernel_f32,     &gemm_kernel_bf16,
+                                             &gemm_kernel_amx,     &gemm_kernel_amx_emulated,
+                                             &gemm_kernel_amx_f32, &gemm_kernel_amx_f32_emulated};
+enum { KERNELS = sizeof kernels / sizeof *kernels };
 #else
-static void (*const kernels[])(const gemm *) = {NULL};
+static const gemm_kernel *const kernels[] = {NULL};
+enum { KERNELS = 0 };
+static bool may_run(const gemm_kernel *kernel, const gemm *g) { return false; }
+static void run_laid_out(const gemm_kernel *kernel, const gemm *g) {}
 #endif
 
 /* Of a large C, every 37th element is looked at. */
 static int64_t look_at(int64_t count) { return count > 50000 ? 37 : 1; }
 
-/* Runs `g`, whose C is dense, one way, and counts the elements that differ. sums: of those that are looked at. */
-static int count_wrong_by(void (*run)(const gemm *g), gemm *g, int64_t count, const int64_t *sums) {
+/* Runs `g`, whose C is dense, by `run` or (where it is NULL) by `kernel`, and counts the elements that differ.
+ * sums: of those that are looked at. */
+static int count_wrong_by(void (*run)(const gemm *g), const gemm_kernel *kernel, bool laid_out, gemm *g, int64_t count,
+                          const int64_t *sums) {
     const dtype type = gemm_type_c(g);
     void *c = numbers(type, count), *old = calloc((size_t)(count + 1), dtype_size(type));
     int wrong = 0;
 
     memcpy(old, c, (size_t)count * dtype_size(type));
     g->c = c;
-    run(g);
+    if (run) run(g);
+    else if (laid_out) run_laid_out(kernel, g);
+    else gemm_packed_with(g, kernel);
     for (int64_t e = 0; e < count; e += look_at(count)) {
         int64_t expected = (int64_t)g->alpha * *sums++ + (int64_t)g->beta * dtype_get_int(type, old, e);
         wrong += dtype_get_int(type, c, e) != wrap(type, expected);
@@ -124,10 +115,15 @@ static int count_wrong(gemm *g, int64_t pairs) {
     int64_t count = pairs * g->m * g->n, *sums = calloc((size_t)(count + 1), sizeof *sums);
 
     for (int64_t e = 0, i = 0; e < count; e += look_at(count)) sums[i++] = sum_at(g, e);
-    int wrong = count_wrong_by(gemm_run, g, count, sums) + count_wrong_by(run_packed, g, count, sums);
-    for (int i = 0; kernels[i] && dtype_is_float(g->type); i++) wrong += count_wrong_by(kernels[i], g, count, sums);
+    int wrong = count_wrong_by(gemm_run, NULL, false, g, count, sums);
+    wrong += count_wrong_by(run_packed, NULL, false, g, count, sums);
+    for (int i = 0; i < KERNELS; i++) {
+        if (!dtype_is_float(g->type) || !may_run(kernels[i], g)) continue;
+        wrong += count_wrong_by(NULL, kernels[i], false, g, count, sums);
+        if (g->n > 0 && !g->n_batch) wrong += count_wrong_by(NULL, kernels[i], true, g, count, sums);
+    }
     /* It has no blocks, and takes a second for a product that has several. */
-    if (g->k > 0 && look_at(count) == 1) wrong += count_wrong_by(gemm_reference, g, count, sums);
+    if (g->k > 0 && look_at(count) == 1) wrong += count_wrong_by(gemm_reference, NULL, false, g, count, sums);
     free(sums);
     return wrong;
 }
@@ -160,7 +156,7 @@ TEST(products_of_every_type_and_layout) {
             g.wide_b = random_below(3) == 0;
             g.wide_c = random_below(3) == 0;
         }
-        g.n_batch = 1;
+        g.n_batch = pairs > 1; /* of one, B may be laid out beforehand */
         g.batch[0] = pairs;
         g.a_step[0] = random_below(2) ? spread * (g.m + 1) * (g.k + 1) : 0;
         g.b_step[0] = random_below(2) ? g.k * g.n : 0;
@@ -198,7 +194,7 @@ TEST(products_larger_than_any_block) {
         g.a_col = turned & 1 ? g.m : 1;
         g.b_row = turned & 2 ? 1 : g.n;
         g.b_col = turned & 2 ? g.k : 1;
-        g.n_batch = 1;
+        g.n_batch = pairs > 1; /* of one, B may be laid out beforehand */
         g.batch[0] = pairs;
         g.b_step[0] = g.k * g.n;
         g.c_step[0] = g.m * g.n;
