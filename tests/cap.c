@@ -1,7 +1,7 @@
-/* cap.c -- in a test build (ORTMODULE_CPU in setup.py) the CPU seems to lack what is newer than AVX2, or all beyond the
- * baseline. The linker puts this in the place of libgcc's function that asks the CPU, which every choice of a kernel
- * calls first (target_clones) or relies on (__builtin_cpu_supports). It runs before relocations are complete, so it
- * calls nothing outside of the object that it is linked into. */
+/* cap.c -- makes the CPU of a test build (ORTMODULE_CPU in setup.py) seem to lack what is newer than AVX2, or
+ * all beyond the baseline. The linker puts this in the place of libgcc's function that asks the CPU, which every choice
+ * of a kernel calls first (target_clones) or relies on (__builtin_cpu_supports). It runs before relocations are complete,
+ * so it calls nothing outside of the object that it is linked into. */
 
 #pragma GCC visibility push(hidden)
 /* libgcc's, whose layout is part of its interface to compiled code. */

@@ -1,4 +1,4 @@
-/* blob.c -- protobuf bytes by hand. */
+/* blob.c -- writes protobuf bytes by hand. */
 #include "blob.h"
 
 #include <stdlib.h>

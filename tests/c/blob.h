@@ -1,4 +1,4 @@
-/* blob.h -- protobuf bytes by hand, so that tests can say what no library would write. */
+/* blob.h -- writes protobuf bytes by hand, so that tests can say what no library would write. */
 #ifndef ORT_TEST_BLOB_H
 #define ORT_TEST_BLOB_H
 

@@ -1,4 +1,4 @@
-/* build.c -- graphs for tests. */
+/* build.c -- makes graphs for tests, and writes them as text. */
 #include "build.h"
 #include "copies.h"
 #include "passes/pipeline.h"

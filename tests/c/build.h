@@ -1,4 +1,4 @@
-/* build.h -- making small specialised graphs in tests, and reading them as text.
+/* build.h -- makes small specialised graphs in tests, and reads them as text.
  *
  *   graph *g = new_graph(&c);
  *   value *x = INPUT(g, "x", F32, 2, 3), *y = NODE(g, "Add", x, number(g, F32, 1));

@@ -1,4 +1,4 @@
-/* copies.c -- copies of a graph within one, and the work that a pass has with them. */
+/* copies.c -- copies a graph many times into one, and counts the work that a pass has with them. */
 #include "copies.h"
 
 #include "build.h"

@@ -1,4 +1,4 @@
-/* copies.h -- a graph many times over: twice as many copies take a pass twice the work, whatever it does to each. */
+/* copies.h -- makes a graph of many copies of one: twice as many copies take a pass twice the work. */
 #ifndef ORT_TEST_COPIES_H
 #define ORT_TEST_COPIES_H
 

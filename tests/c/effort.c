@@ -1,4 +1,4 @@
-/* effort.c -- counts of basic blocks, by their addresses. */
+/* effort.c -- counts basic blocks that run, by their addresses. */
 #include "effort.h"
 
 #include <string.h>

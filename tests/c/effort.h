@@ -1,5 +1,5 @@
-/* effort.h -- how much work something is: basic blocks of what makes a plan, each by itself (PLANNING in setup.py). No time
- * is measured, so a busy machine changes nothing. */
+/* effort.h -- measures how much work something is, in basic blocks of what makes a plan (PLANNING in setup.py), each
+ * by itself. No time is measured, so a busy machine changes nothing. */
 #ifndef ORT_TEST_EFFORT_H
 #define ORT_TEST_EFFORT_H
 

@@ -1,4 +1,4 @@
-/* machine.c -- memory for a plan, and its two halves. */
+/* machine.c -- gives a plan memory, and runs its two halves. */
 #include "machine.h"
 
 #include <stdlib.h>

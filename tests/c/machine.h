@@ -1,4 +1,4 @@
-/* machine.h -- a model compiled for shapes, with memory to run it: what Python does, in C, so that leaks can be found.
+/* machine.h -- compiles a model for shapes and runs it with memory, as Python does. It is C, so that leaks can be found.
  *
  * Input i is machine.memory[AT_INPUT][i], and so on for every place; all of it is zero at first. */
 #ifndef ORT_TEST_MACHINE_H

@@ -1,5 +1,5 @@
-/* network.c -- the model of network.h, as the exporter would write it: shapes computed from shapes, constants as nodes'
- * operands, attention masked by -inf, the GELU written out. */
+/* network.c -- writes the model of network.h as the exporter would. Shapes are computed from shapes, constants are
+ * nodes' operands, attention is masked by -inf, the GELU is written out. */
 #include "network.h"
 
 #include "build.h"

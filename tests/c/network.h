@@ -1,4 +1,4 @@
-/* network.h -- a small model for tests that need a whole one: a Transformer layer and a loss, float64. */
+/* network.h -- makes a small model for tests that need a whole one: a Transformer layer and a loss, float64. */
 #ifndef ORT_TEST_NETWORK_H
 #define ORT_TEST_NETWORK_H
 

@@ -1,4 +1,4 @@
-/* sample.c -- models for tests of reading and writing. */
+/* sample.c -- makes models for tests of reading and writing. */
 #include "sample.h"
 
 #include "onnx/read.h"

@@ -1,4 +1,4 @@
-/* sample.h -- models for tests of reading and writing. */
+/* sample.h -- makes models for tests of reading and writing. */
 #ifndef ORT_TEST_SAMPLE_H
 #define ORT_TEST_SAMPLE_H
 

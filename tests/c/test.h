@@ -1,4 +1,4 @@
-/* test.h -- the C tests' harness: a test is a function, found without a list. main.c runs them.
+/* test.h -- finds and counts the C tests: a test is a function, found without a list. main.c runs them.
  *
  *   TEST(two_and_two) { CHECK(2 + 2 == 4); }
  */

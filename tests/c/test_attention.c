@@ -1,4 +1,4 @@
-/* test_attention.c -- the passes that make attention one operator, as text before and after. */
+/* test_attention.c -- tests the passes that make attention one operator, as text before and after. */
 #include "build.h"
 #include "passes/pipeline.h"
 #include "test.h"

@@ -1,5 +1,5 @@
-/* test_attention_rows.c -- FusedAttention over some rows is what it is over all of them, dropout included. Memory is of
- * the exact size, so that sanitizers see every step beyond it. */
+/* test_attention_rows.c -- tests that FusedAttention over some rows is what it is over all of them, dropout included.
+ * Memory is of the exact size, so that sanitizers see every step beyond it. */
 #include "build.h"
 #include "test.h"
 

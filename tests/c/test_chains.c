@@ -1,4 +1,4 @@
-/* test_chains.c -- chains of pointwise operators on a GPU: every step that a chain may have is one that kernels know. */
+/* test_chains.c -- tests that kernels of a GPU know every step that a chain of pointwise operators may have. */
 #include "cuda/host/driver.h"
 #include "cuda/host/generate.h"
 

@@ -1,4 +1,4 @@
-/* test_concat_passes.c -- slices and concatenations that undo each other, as text before and after. */
+/* test_concat_passes.c -- tests slices and concatenations that undo each other, as text before and after. */
 #include "build.h"
 #include "passes/pipeline.h"
 #include "test.h"

@@ -1,4 +1,4 @@
-/* test_core.c -- errors, the arena, element types and shapes. */
+/* test_core.c -- tests errors, the arena, element types and shapes. */
 #include "core/dtype.h"
 #include "core/half.h"
 #include "core/shape.h"

@@ -1,4 +1,4 @@
-/* test_faults.c -- every allocation of a build fails in turn: always E_NOMEM, never a crash, nothing leaks.
+/* test_faults.c -- fails every allocation of a build in turn: always E_NOMEM, never a crash, nothing leaks.
  *
  * Leaks show in a sanitized build. What is built: a model, then everything up to a plan with a gradient. */
 #include "machine.h"

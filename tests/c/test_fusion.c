@@ -1,4 +1,4 @@
-/* test_fusion.c -- the pass pointwise_fusion as text before and after. */
+/* test_fusion.c -- tests the pass pointwise_fusion as text before and after. */
 #include "build.h"
 #include "passes/pipeline.h"
 #include "test.h"

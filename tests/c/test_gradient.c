@@ -1,4 +1,5 @@
-/* test_gradient.c -- a Transformer layer: its gradients against differences of its loss, all of it without Python. */
+/* test_gradient.c -- compares a Transformer layer's gradients with differences of its loss, all of it without Python.
+ * */
 #include "machine.h"
 #include "network.h"
 #include "test.h"

@@ -1,4 +1,4 @@
-/* test_gradient_sum.c -- gradients that meet in one value: their graphs before and after the pass, as text. */
+/* test_gradient_sum.c -- tests the pass that adds up gradients which meet in one value, as text before and after. */
 #include "build.h"
 #include "passes/pipeline.h"
 #include "test.h"

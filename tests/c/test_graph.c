@@ -1,5 +1,5 @@
-/* test_graph.c -- emit simplifies, folds and reuses; replacing and removing keep the graph true; verify finds what is
- * not; print shows it. */
+/* test_graph.c -- tests that emit simplifies, folds and reuses, that replacing and removing keep the graph true, and
+ * verify and print. */
 #include "build.h"
 #include "test.h"
 

@@ -1,4 +1,4 @@
-/* test_host_call.c -- nodes that the host runs, with a host in C whose nodes double their first operand. */
+/* test_host_call.c -- tests nodes that the host runs, with a host in C whose nodes double their first operand. */
 #include "build.h"
 #include "graph/host.h"
 #include "machine.h"

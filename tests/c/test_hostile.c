@@ -1,4 +1,5 @@
-/* test_hostile.c -- no bytes do harm: truncated, random, nested, lying about sizes, flooding; no allocation fails badly. */
+/* test_hostile.c -- tests that no bytes do harm: truncated, random, nested, lying about sizes, flooding; no allocation
+ * fails badly. */
 #include "sample.h"
 
 #include "onnx/read.h"

@@ -1,4 +1,5 @@
-/* test_index_formula.c -- masks and numbers that are formulas of their indices, small as constants and large as nodes. */
+/* test_index_formula.c -- tests masks and numbers that are formulas of their indices, small as constants and large as
+ * nodes. */
 #include "passes/index_formula.h"
 
 #include "build.h"

@@ -1,5 +1,5 @@
-/* test_limits.c -- what the files of /proc and of control groups say is kept to: a model that claims more is refused with the
- * name of its node.
+/* test_limits.c -- tests that limits in files of /proc and of control groups are kept to. A model that claims more is
+ * refused with the name of its node.
  *
  * The files are made up, in a folder of the test's; the models are built and planned as always. */
 #include "core/limit.h"

@@ -1,4 +1,4 @@
-/* test_linear_loss.c -- the passes linear_loss and loss_gradient as text before and after. */
+/* test_linear_loss.c -- tests the passes linear_loss and loss_gradient as text before and after. */
 #include "build.h"
 #include "gemm/gemm.h"
 #include "grad/grad.h"

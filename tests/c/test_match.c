@@ -1,4 +1,4 @@
-/* test_match.c -- what patterns match, and what the driver does with rules. */
+/* test_match.c -- tests what patterns match, and what the driver does with rules. */
 #include "build.h"
 #include "passes/match.h"
 #include "test.h"

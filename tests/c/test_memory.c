@@ -1,4 +1,4 @@
-/* test_memory.c -- large blocks are kept, and never more than were in use at one time. */
+/* test_memory.c -- tests that large blocks are kept, and never more than were in use at one time. */
 #include "core/memory.h"
 
 #include "test.h"

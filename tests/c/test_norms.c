@@ -1,4 +1,4 @@
-/* test_norms.c -- norm_residual and embedding_norm: what stands around a norm, as text before and after. */
+/* test_norms.c -- tests norm_residual and embedding_norm: what stands around a norm, as text before and after. */
 #include "build.h"
 #include "test.h"
 

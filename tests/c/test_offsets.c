@@ -1,4 +1,5 @@
-/* test_offsets.c -- the memory planner on intervals alone: random ones, ones like a training graph's, and bad ones. */
+/* test_offsets.c -- tests the memory planner on intervals alone: random ones, ones like a training graph's, and bad
+ * ones. */
 #include "plan/offsets.h"
 
 #include "test.h"

@@ -1,4 +1,5 @@
-/* test_onnx.c -- reading and writing ONNX: what is read is what was written, and what is wrong gets a sentence. */
+/* test_onnx.c -- tests reading and writing ONNX: what is read is what was written, and what is wrong gets a sentence.
+ * */
 #define _GNU_SOURCE /* memmem */
 #include "sample.h"
 

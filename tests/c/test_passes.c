@@ -1,4 +1,5 @@
-/* test_passes.c -- the table of passes, and passes on pointwise formulas, norms and softmax as text before and after. */
+/* test_passes.c -- tests the table of passes, and passes on pointwise formulas, norms and softmax as text before and
+ * after. */
 #include "build.h"
 #include "passes/pipeline.h"
 #include "test.h"

@@ -1,5 +1,5 @@
-/* test_philox.c -- the generator against a plain rendering of its definition, whose first numbers are the published
- * ones; whatever this CPU's vector form is. */
+/* test_philox.c -- compares the generator with a plain rendering of its definition, whose first numbers are the
+ * published ones. The vector form is this CPU's. */
 #include "core/philox.h"
 
 #include "test.h"

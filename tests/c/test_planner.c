@@ -1,4 +1,5 @@
-/* test_planner.c -- plans of random graphs, without kernels: orders, lives, offsets, what backward computes again, sweeps. */
+/* test_planner.c -- tests plans of random graphs, without kernels: orders, lives, offsets, what backward computes
+ * again, sweeps. */
 #include "core/hash.h"
 #include "passes/convex.h"
 #include "plan/peak.h"

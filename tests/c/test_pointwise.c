@@ -1,5 +1,5 @@
-/* test_pointwise.c -- the pointwise loop against elements computed one by one: random shapes, broadcasting, strides of
- * both signs, all types, results written over operands. */
+/* test_pointwise.c -- compares the pointwise loop with elements computed one by one. Shapes are random; broadcasting,
+ * strides of both signs, all types, results written over operands. */
 #include "ops/op.h"
 
 #include "test.h"

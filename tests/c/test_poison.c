@@ -1,4 +1,5 @@
-/* test_poison.c -- in sanitized builds a kernel that leaves its memory is caught, also where it stays in the arena.
+/* test_poison.c -- tests that sanitized builds catch a kernel that leaves its memory, also where it stays in the
+ * arena.
  *
  * Planted kernels do what is forbidden, each in a process of its own, which must end with a report. */
 #include "machine.h"

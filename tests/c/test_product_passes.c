@@ -1,5 +1,5 @@
-/* test_product_passes.c -- the passes around matrix products and the loss behind the last one: their graphs before and
- * after, as text. */
+/* test_product_passes.c -- tests the passes around matrix products and the loss behind the last one, as text before
+ * and after. */
 #include "build.h"
 #include "gemm/gemm.h"
 #include "ops/queries.h"

@@ -1,5 +1,5 @@
-/* test_products.c -- matrix products and convolutions against their definitions. There is no torch in this program: so
- * these are our own kernels, which the Python tests see only where torch has none. */
+/* test_products.c -- compares matrix products and convolutions with their definitions. There is no torch in this
+ * program: so these are our own kernels, which the Python tests see only where torch has none. */
 #include "gemm/gemm.h"
 #include "gemm/gemm_prepack.h"
 #include "ops/spatial/conv_products.h"

@@ -1,4 +1,5 @@
-/* test_recompute.c -- what backward computes again: the choice on random steps, without kernels, and nodes of a graph. */
+/* test_recompute.c -- tests what backward computes again: the choice on random steps, without kernels, and nodes of a
+ * graph. */
 #include "plan/recompute.h"
 #include "plan/recompute_choice.h"
 

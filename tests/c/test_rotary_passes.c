@@ -1,4 +1,4 @@
-/* test_rotary_passes.c -- rotary embeddings, and the casts around them: their graphs before and after, as text. */
+/* test_rotary_passes.c -- tests passes on rotary embeddings and the casts around them, as text before and after. */
 #include "build.h"
 #include "passes/pipeline.h"
 #include "test.h"

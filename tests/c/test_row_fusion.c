@@ -1,4 +1,4 @@
-/* test_row_fusion.c -- the pass row_fusion as text before and after. */
+/* test_row_fusion.c -- tests the pass row_fusion as text before and after. */
 #include "build.h"
 #include "passes/pipeline.h"
 #include "test.h"

@@ -1,4 +1,4 @@
-/* test_rows.c -- passes that compute some rows only, as text before and after. */
+/* test_rows.c -- tests passes that compute some rows only, as text before and after. */
 #include "build.h"
 #include "copies.h"
 #include "passes/pipeline.h"

@@ -1,4 +1,4 @@
-/* test_scaling.c -- a plan for a graph of twice the size takes twice the work and memory, not four times.
+/* test_scaling.c -- tests that a plan for a graph of twice the size takes twice the work and memory, not four times.
  *
  * What is counted is no time: basic blocks that run in the folders that make a plan, which are compiled for that here
  * (PLANNING in setup.py), all together and each by itself, and bytes that are allocated. Each graph of the passes' tests is

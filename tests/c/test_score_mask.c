@@ -1,4 +1,4 @@
-/* test_score_mask.c -- the pass score_mask, as text before and after. */
+/* test_score_mask.c -- tests the pass score_mask, as text before and after. */
 #include "build.h"
 #include "passes/pipeline.h"
 #include "test.h"

@@ -1,4 +1,5 @@
-/* test_triton_fusion.c -- the pass triton_fusion: which nodes become one kernel, and the program that it is given. */
+/* test_triton_fusion.c -- tests the pass triton_fusion: which nodes become one kernel, and the program that it is
+ * given. */
 #include "build.h"
 #include "graph/triton.h"
 #include "ops/pointwise/pointwise.h"

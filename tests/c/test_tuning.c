@@ -1,5 +1,5 @@
-/* test_tuning.c -- classes of products, the table of ways, and measuring. There is no torch in this program, so of
- * libraries nothing is chosen here. */
+/* test_tuning.c -- tests classes of products, the table of ways, and measuring. There is no torch in this program, so
+ * of libraries nothing is chosen here. */
 #include "exec/tune.h"
 
 #include "test.h"

@@ -1,5 +1,5 @@
-/* test_vmath.c -- elementary functions against libm's in double, over all of their range, as SIMD functions compile
- * them; conversions of 16-bit floats against the compiler's. */
+/* test_vmath.c -- compares elementary functions with libm's in double, over all of their range, as SIMD functions
+ * compile them. Conversions of 16-bit floats are compared with the compiler's. */
 #include "core/dtype.h"
 #include "core/parallel.h"
 #include "core/vwide.h"

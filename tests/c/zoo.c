@@ -1,4 +1,5 @@
-/* zoo.c -- the model of zoo.h: images through convolutions and pools, then a sequence, then what picks and moves. */
+/* zoo.c -- makes the model of zoo.h: images through convolutions and pools, then a sequence, then what picks and
+ * moves. */
 #include "zoo.h"
 
 #include "build.h"

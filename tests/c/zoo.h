@@ -1,4 +1,4 @@
-/* zoo.h -- a model of many kinds of operators, for tests of what every one of them must survive. */
+/* zoo.h -- makes a model of many kinds of operators, for tests of what every one of them must survive. */
 #ifndef ORT_TEST_ZOO_H
 #define ORT_TEST_ZOO_H
 

@@ -1,4 +1,4 @@
-/* emulate.c -- fibers, and the order they run in. */
+/* emulate.c -- runs threads as fibers, and decides the order they run in. */
 #include "emulate.h"
 
 #include "races.h"

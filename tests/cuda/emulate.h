@@ -1,4 +1,4 @@
-/* emulate.h -- CUDA's kernels as C: every thread of a block is a fiber, blocks run one after the other.
+/* emulate.h -- compiles CUDA's kernels as C: every thread of a block is a fiber, blocks run one after the other.
  *
  * A kernel becomes a function for one thread. Blocks run in an order by chance, and so do threads, in another one after
  * each barrier or shuffle; they change places only where they wait: what depends on their order shows. The order follows

@@ -1,4 +1,4 @@
-/* fake.h -- what the fake libraries share; the driver of fake_driver.c has it. */
+/* fake.h -- declares what the fake libraries share; the driver of fake_driver.c has it. */
 #ifndef ORT_TEST_FAKE_H
 #define ORT_TEST_FAKE_H
 

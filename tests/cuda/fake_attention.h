@@ -1,4 +1,5 @@
-/* fake_attention.h -- attention in float64 over what fake_torch.c's tensors hold: of sequences, and of lists of rows. */
+/* fake_attention.h -- computes attention in float64 over what fake_torch.c's tensors hold: of sequences, and of lists
+ * of rows. */
 #ifndef FAKE_ATTENTION_H
 #define FAKE_ATTENTION_H
 

@@ -1,4 +1,4 @@
-/* fake_blas.c -- a libcublasLt.so.13 that multiplies on the CPU.
+/* fake_blas.c -- makes a libcublasLt.so.13 that multiplies on the CPU.
  *
  * It checks what it is told: handles, types, sizes, strides, alignments, the order of calls, and that an algorithm is
  * used for the product it was chosen for. It fails calls on request, with the driver's others (fake.h).

@@ -1,4 +1,4 @@
-/* fake_dnn.c -- a libcudnn.so.9 that convolves on the CPU, and norms and pools (fake_dnn_norms.c).
+/* fake_dnn.c -- makes a libcudnn.so.9 that convolves on the CPU, and norms and pools (fake_dnn_norms.c).
  *
  * It checks what it is told: handles, sizes, types, workspace, and that of the algorithms that its heuristic names one is
  * used that works, fits and gives the same bits every time. It fails calls on request, with the driver's others (fake.h).

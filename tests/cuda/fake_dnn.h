@@ -1,4 +1,4 @@
-/* fake_dnn.h -- what the files of our libcudnn.so.9 share: tensors, handles, factors. */
+/* fake_dnn.h -- declares what the files of our libcudnn.so.9 share: tensors, handles, factors. */
 #ifndef ORT_TEST_FAKE_DNN_H
 #define ORT_TEST_FAKE_DNN_H
 

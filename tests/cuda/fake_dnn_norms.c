@@ -1,4 +1,4 @@
-/* fake_dnn_norms.c -- batch norm and average pools of our libcudnn.so.9, computed in double. It checks what it is told:
+/* fake_dnn_norms.c -- computes batch norm and average pools of our libcudnn.so.9 in double. It checks what it is told:
  * types, sizes, factors, and that no result lies in an operand's memory.
  *     fake_dnn_norms()      how many batch norms were computed, forward or backward
  *     fake_dnn_pools()      how many pools

@@ -1,4 +1,4 @@
-/* fake_driver.c -- a libcuda.so.1 with two devices whose memory is the host's and whose kernels are emulated.
+/* fake_driver.c -- makes a libcuda.so.1 with two devices whose memory is the host's and whose kernels are emulated.
  *
  * It checks what it is told: the order of calls, handles, the context, sizes; what is wrong is written down and the
  * call fails. It counts what is held, and fails the n-th call on request:

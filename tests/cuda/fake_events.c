@@ -1,4 +1,4 @@
-/* fake_events.c -- events of the emulated driver, and what is copied to the host.
+/* fake_events.c -- keeps events of the emulated driver, and copies to the host.
  *
  * Such a copy is late: it arrives when the host waits for an event behind it, or for the stream.
  *     fake_captured_by_others(on)  from now on another library captures the default stream

@@ -1,4 +1,4 @@
-/* fake_graph.c -- streams that are captured, and graphs, of the emulated driver.
+/* fake_graph.c -- captures streams of the emulated driver, and starts graphs of what was captured.
  *
  * A graph is a list of work with copies of all arguments, so what changes them afterwards shows. It checks the order of
  * calls, and that an executable graph is updated only by one of the same kinds of work.

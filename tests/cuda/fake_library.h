@@ -1,5 +1,5 @@
-/* fake_library.h -- what libraries of ours share whose calls make and change descriptions. Their file says before what
- * calls return: WRONG where an argument is, NO_MEMORY where a call was to fail. */
+/* fake_library.h -- declares what libraries of ours share whose calls make and change descriptions. Their file says
+ * before what calls return: WRONG where an argument is, NO_MEMORY where a call was to fail. */
 #ifndef ORT_TEST_FAKE_LIBRARY_H
 #define ORT_TEST_FAKE_LIBRARY_H
 

@@ -1,4 +1,5 @@
-/* fake_numbers.h -- elements of CUDA's types (cudaDataType), for libraries of ours that compute on the CPU. */
+/* fake_numbers.h -- reads and writes elements of CUDA's types (cudaDataType), for libraries of ours that compute on
+ * the CPU. */
 #ifndef ORT_TEST_FAKE_NUMBERS_H
 #define ORT_TEST_FAKE_NUMBERS_H
 

@@ -1,4 +1,5 @@
-/* fake_nvrtc.c -- a libnvrtc.so.13 that has the C compiler make a shared object of kernels, for the emulated driver.
+/* fake_nvrtc.c -- makes a libnvrtc.so.13 that has the C compiler make a shared object of kernels, for the emulated
+ * driver.
  *
  * It refuses to make programs until a test allows it, since a compiler takes its time. It checks what it is told, and
  * fails calls on request, with the driver's others (fake.h).

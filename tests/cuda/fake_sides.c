@@ -1,4 +1,4 @@
-/* fake_sides.c -- copies of the emulated driver on streams beside the default one.
+/* fake_sides.c -- copies for the emulated driver on streams beside the default one.
  *
  * A copy is as late as it may be: it is made when the default stream, or the host, waits for what is behind it. So memory
  * that is another's too early, or read before its copy is there, shows.

@@ -1,5 +1,6 @@
-/* fake_torch.c -- a libtorch_cuda.so with what csrc/cuda/libraries/attention.c calls of torch's C shim: tensors, and
- * attention by cuDNN, by flash attention and by the memory-efficient kernels, computed on the CPU in float64.
+/* fake_torch.c -- makes a libtorch_cuda.so with what csrc/cuda/libraries/attention.c calls of torch's C shim. That is
+ * tensors, and attention by cuDNN, by flash attention and by the memory-efficient kernels, computed on the CPU in
+ * float64.
  *
  * It checks what it is told: layouts and alignments, types, that nothing of the user's is switched on, that no stream is
  * captured but by the user, that backward is to add in one order, and that what it gets back is what there is. What it

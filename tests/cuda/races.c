@@ -1,4 +1,4 @@
-/* races.c -- who used a byte last, and when.
+/* races.c -- keeps who used a byte last, and when.
  *
  * Threads of a block are ordered by barriers alone (of a warp where it is the block), blocks of a launch by nothing; a
  * shuffle moves what it is given and orders no memory. Time counts blocks and barriers, so two accesses of a block between the same barriers have one

@@ -1,5 +1,5 @@
-/* races.h -- finds threads of a kernel that use the same memory with nothing between them, in a build with RACES=1, whose
- * kernels are compiled with -fsanitize=thread: the compiler calls a function of races.c for every access. */
+/* races.h -- finds threads of a kernel that use the same memory with nothing between them, in a build with RACES=1.
+ * Its kernels are compiled with -fsanitize=thread: the compiler calls a function of races.c for every access. */
 #ifndef ORT_TEST_RACES_H
 #define ORT_TEST_RACES_H
 

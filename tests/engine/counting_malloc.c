@@ -1,4 +1,5 @@
-/* counting_malloc.c -- preloaded by test_memory_growth.py: bytes that the process has from malloc, and the most at once. */
+/* counting_malloc.c -- counts bytes that the process has from malloc, and the most at once; test_memory_growth.py
+ * preloads it. */
 #include <errno.h>
 #include <malloc.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* failing_malloc.c -- preloaded by test_failed_allocations.py: allocations that code between two addresses asks for fail
- * from the n-th on. */
+/* failing_malloc.c -- fails allocations that code between two addresses asks for, from the n-th on;
+ * test_failed_allocations.py preloads it. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-/* draw.c -- a model is drawn twice at once: specialised, to know what is accepted and its shapes, and as a model. */
+/* draw.c -- draws a model twice at once: specialised, to know what is accepted and its shapes, and as a model. */
 #include "draw.h"
 
 #include "ops/op.h"

@@ -1,5 +1,5 @@
-/* draw.h -- models of a few nodes from bytes: operators of the registry with drawn operands and attributes, and the
- * compositions that passes look for. */
+/* draw.h -- draws models of a few nodes from bytes. They have operators of the registry with drawn operands and
+ * attributes, and the compositions that passes look for. */
 #ifndef ORT_FUZZ_DRAW_H
 #define ORT_FUZZ_DRAW_H
 

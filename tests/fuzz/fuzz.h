@@ -1,4 +1,4 @@
-/* fuzz.h -- what a fuzz target is: a function of some bytes, which ends the program where the engine is wrong.
+/* fuzz.h -- declares a fuzz target: a function of some bytes, which ends the program where the engine is wrong.
  *
  * The names are libFuzzer's, so that other fuzzers can be linked with a target instead of driver.c. */
 #ifndef ORT_FUZZ_H

@@ -1,5 +1,5 @@
-/* parallel.c -- csrc/core/parallel.c for fuzz targets: the parts of a loop are OpenMP's, but what runs them is seen by
- * sanitizers. Under the thread sanitizer each part has a thread of its own; otherwise they run one after another. */
+/* parallel.c -- runs csrc/core/parallel.c's loops for fuzz targets, where sanitizers see what runs the parts. Under
+ * the thread sanitizer each part has a thread of its own; otherwise they run one after another. */
 #include "core/parallel.h"
 
 #include <pthread.h>

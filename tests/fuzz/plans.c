@@ -1,4 +1,4 @@
-/* plans.c -- plans, prologues and their runs. */
+/* plans.c -- makes plans and prologues for a fuzz target, and runs them. */
 #include "plans.h"
 
 #include "fuzz.h"

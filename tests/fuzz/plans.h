@@ -1,4 +1,4 @@
-/* plans.h -- a model graph for shapes, planned and run: what Python does with one. */
+/* plans.h -- plans a model graph for shapes and runs it, as Python does. */
 #ifndef ORT_FUZZ_PLANS_H
 #define ORT_FUZZ_PLANS_H
 

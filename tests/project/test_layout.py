@@ -366,6 +366,14 @@ def test_first_line_of_a_source(source):
     assert not wrong or (is_pass and "verb" in wrong), f"{source}: {wrong}"
 
 
+OF_TESTS = sorted(path for path in (ROOT / "tests").rglob("*.[ch]*") if path.suffix in {".c", ".h", ".cu", ".cuh"})
+
+
+@pytest.mark.parametrize("source", OF_TESTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_first_line_of_a_source_of_tests(source):
+    assert not (wrong := wrong_with_source(source.name, source.read_text())), f"{source}: {wrong}"
+
+
 @pytest.mark.parametrize(
     "wrong, text",
     [

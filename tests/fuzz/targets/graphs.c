@@ -1,5 +1,5 @@
-/* graphs.c -- fuzz target: models of 1 to 30 nodes, planned with all passes and with none that can be left out, and run
- * forward and backward. Results may differ as far as they do when every result of every node is rounded otherwise. */
+/* graphs.c -- runs models of 1 to 30 nodes forward and backward, planned with all passes and with only the necessary
+ * ones. Results may differ as far as they do when every result of every node is rounded otherwise. */
 #include "draw.h"
 #include "plans.h"
 

@@ -1,5 +1,6 @@
-/* models.c -- no target of its own: writes the model that `graphs` draws from the same bytes, with its inputs' types and
- * shapes, as ONNX into the file that FUZZ_MODEL names. What computes it there is PyTorch (tests/fuzz/pytorch.py). */
+/* models.c -- writes the model that `graphs` draws from the same bytes, as ONNX, into the file that FUZZ_MODEL names.
+ * Its inputs' types and shapes are with it; what computes it there is PyTorch (tests/fuzz/pytorch.py). It is no target
+ * of its own. */
 #include "draw.h"
 
 #include "onnx/write.h"

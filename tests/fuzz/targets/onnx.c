@@ -1,4 +1,4 @@
-/* onnx.c -- fuzz target: bytes as an ONNX model, read, written, planned with its gradient, and run when it is small. */
+/* onnx.c -- reads bytes as an ONNX model, writes it, plans it with its gradient, and runs it when it is small. */
 #include "fuzz.h"
 #include "plans.h"
 

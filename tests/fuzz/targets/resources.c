@@ -1,5 +1,5 @@
-/* resources.c -- fuzz target: a model of N bytes whose inputs may be huge takes memory and time for its plan that have a
- * ceiling for N, and no place of the plan lies outside of what the plan says that a run needs. */
+/* resources.c -- plans a model of N bytes whose inputs may be huge: memory and time have a ceiling for N. No place of
+ * the plan lies outside of what the plan says that a run needs. */
 #define _GNU_SOURCE
 #include "draw.h"
 #include "plans.h"

@@ -1,5 +1,5 @@
-/* schedules.c -- fuzz target, for the thread sanitizer: threads plan, run, show, measure and tune at once what they share,
- * and get what one thread alone gets. */
+/* schedules.c -- plans, runs, shows, measures and tunes in several threads at once, which get what one thread gets.
+ * This target is for the thread sanitizer. */
 #include "draw.h"
 #include "plans.h"
 
