@@ -34,7 +34,13 @@ from ortmodule.core.torch_private import (
     symbolic_registry,
     tracer,
 )
-from ortmodule.lowering import draws, onnx_types, packed_sequence, symbolics  # noqa: F401 (some: for their translations)
+from ortmodule.lowering import (  # noqa: F401 (some: for their translations)
+    draws,
+    onnx_types,
+    packed_sequence,
+    shape_symbolics,
+    symbolics,
+)
 
 #: The tracer and the exporter keep what they do in globals: one capture at a time in a process.
 CAPTURING = threading.RLock()

@@ -31,10 +31,7 @@ from ortmodule.core.torch_private import (
     get_tensor_sizes,
     is_none,
     maybe_get_const,
-    parse_arg,
-    prepare_onnx_paddings,
     run_symbolic_function,
-    squeeze_helper,
     translating,
     unpack_list,
 )
@@ -126,13 +123,13 @@ def _plain(kind: str) -> str:
     return kind if kind.endswith("__") else kind.removesuffix("_")
 
 
-def _tensor_type(value: TracedValue) -> TensorType | None:
+def tensor_type(value: TracedValue) -> TensorType | None:
     kind = value.type()
     return kind if isinstance(kind, TensorType) else None
 
 
 def _is_float(value: TracedValue) -> bool:
-    kind = _tensor_type(value)
+    kind = tensor_type(value)
     dtype = None if kind is None else kind.dtype()
     return dtype is not None and dtype.is_floating_point
 
@@ -353,7 +350,7 @@ def result_type(g: GraphContext) -> torch.dtype:
 
 
 def _dtype(value: TracedValue) -> torch.dtype | None:
-    kind = _tensor_type(value)
+    kind = tensor_type(value)
     return None if kind is None else kind.dtype()
 
 
@@ -443,39 +440,6 @@ def _rank(g: GraphContext) -> int | None:
     return next(g.original_node.inputs()).type().dim()
 
 
-@symbolic("aten::squeeze")
-def _squeeze(g: GraphContext, x: TracedValue, dim: TracedValue | None = None) -> TracedValue:
-    """What is one in the trace goes. What is not has to stay: a run that would be different is found by what was read,
-    or refused by the engine."""
-    traced = next(g.original_node.inputs())
-    kind = _tensor_type(traced)
-    sizes = None if kind is None else kind.varyingSizes()
-    if sizes is None:
-        return NotImplemented
-    dims = set(range(len(sizes)))
-    if dim is not None and sizes:
-        named = maybe_get_const(dim, "t")
-        dims = {d % len(sizes) for d in torch.as_tensor(named).reshape(-1).tolist()}
-    gone = [d for d in sorted(dims) if sizes[d] == 1]
-    kept = [d for d in sorted(dims) if sizes[d] != 1 and not _is_read(traced, d)]
-    if kept:
-        like = x
-        x = g.op(f"{DOMAIN}::NotOne", x, axes_i=kept)
-        x.setType(like.type())
-    return squeeze_helper(g, x, gone) if gone else x
-
-
-def _is_read(value: TracedValue, dim: int) -> bool:
-    """Is a size of this traced value compared with a number?"""
-    for use in value.uses():
-        if use.user.kind() == "aten::size" and list(use.user.inputs())[1].toIValue() == dim:
-            users = [u.user for u in use.user.output().uses()]
-            users += [u.user for n in users if n.kind() == "prim::NumToTensor" for u in n.output().uses()]
-            if any(user.kind() == "aten::eq" for user in users):
-                return True
-    return False
-
-
 @symbolic("aten::cumprod", args="v i v")
 def _cumprod(g: GraphContext, x: TracedValue, dim: int, dtype: TracedValue) -> TracedValue:
     return _own(g, "CumProd", *_alike(g, x), axis_i=dim) if _rank(g) else _alike(g, x)[0]
@@ -511,16 +475,6 @@ def _scatter_reduce(
     if not include_self or reduce not in names:
         raise refused(f"scatter_reduce by {reduce}", x)
     return g.op("ScatterElements", x, index, source, axis_i=dim, reduction_s=names[reduce])
-
-
-@symbolic("aten::pad")
-def _pad(g: GraphContext, x: TracedValue, pad: TracedValue, mode: TracedValue, value: TracedValue) -> TracedValue:
-    """Around a circle as one operator; the exporter has a copy for each side of each axis. Negative pads cut first, and
-    what is left goes around."""
-    if parse_arg(mode, "s") != "circular":
-        return NotImplemented
-    pads, zero = prepare_onnx_paddings(g, x, pad), g.op("Constant", value_t=torch.tensor(0))
-    return g.op("Pad", g.op("Pad", x, g.op("Min", pads, zero)), g.op("Max", pads, zero), mode_s="wrap")
 
 
 # --- bits -------------------------------------------------------------------------------------------------------------

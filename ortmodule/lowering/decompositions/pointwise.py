@@ -370,7 +370,6 @@ DEFINITIONS |= {
     "aten::fmin": lambda a, b: _extreme(a, b, a <= b),
     "aten::addbmm": lambda x, a, b, beta=1, alpha=1: beta * x + alpha * (a @ b).sum(0),
     "aten::hstack": lambda tensors: torch.cat(tensors, 1 if tensors[0].dim() > 1 else 0),
-    "aten::tile": lambda x, times: x.repeat([1] * (x.dim() - len(times)) + times),
     "aten::nansum": lambda x, dim=None, keepdim=False, dtype=None: _sum(
         x.masked_fill(x.isnan(), 0), dim, keepdim, dtype
     ),
