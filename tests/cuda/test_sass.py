@@ -112,6 +112,9 @@ def test_chains(chains, architecture):
             wrong[file.name] = found
     assert not wrong, wrong
     assert wide > 2 * len(files), "most chains have operands that lie as their result does"
+    texts = "".join(file.read_text() for file in files)
+    for name in ("row_total_float(", "row_total_double(", "column_totals_float(", "column_totals_double("):
+        assert f"{name}total0" in texts or f"{name}&a.folds" in texts, "chains of each kind are added up"
 
 
 # --- the gates themselves ---------------------------------------------------------------------------------------------
