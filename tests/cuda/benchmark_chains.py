@@ -4,8 +4,8 @@
 
 A training step of each runs on the emulated GPU, of the same architecture with small sizes, in float32 and under
 autocast to bfloat16. Chains that are added up as they are made are those of a module of this file's, since products
-take the sums that the models have. A libnvrtc of this file's writes down what it is told and compiles nothing: `N.cu` a chain, once
-each; `options`, one a line; `headers.json`, what a chain may include.
+take the sums that the models have. A libnvrtc of this file's writes down what it is told and compiles nothing: `N.cu` a
+chain, once each; `options`, one a line; `headers.json`, what a chain may include.
 """
 
 import ctypes

@@ -70,8 +70,8 @@ def check(kind, shapes, rows, outputs=("t", "s"), moved=0, reference=torch.sum, 
     return text
 
 
-#: (shape, folded axes): few columns and lanes of rows, in parts; columns between; whole rows by one thread, a warp's threads,
-#: a block's, in parts; all.
+#: (shape, folded axes): few columns and lanes of rows, in parts; columns between; whole rows by one thread, a warp's
+#: threads, a block's, in parts; all.
 PLACES = [((5, 8), (0,)), ((300, 72), (0,)), ((64, 16), (0,)), ((3, 50, 40), (1,)), ((2, 30, 4, 8), (0, 1))]
 PLACES += [((5, 8), (1,)), ((70, 64), (1,)), ((33, 200), (1,)), ((3, 9000), (1,)), ((7, 4, 48), (1, 2))]
 PLACES += [((64, 136), (0, 1)), ((1, 96), (0, 1))]

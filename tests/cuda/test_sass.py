@@ -235,7 +235,7 @@ EXEMPT = {
     **dict.fromkeys(["matmul", "reduce", "rnn_scan", "torch_attention"], NO_STREAM),
     **dict.fromkeys(["fold", "nonzero", "pool", "resize", "scan", "scatter", "topk"], NO_STREAM),
     "create": {DIVIDES: ("triangle_|range_integers", "numbers are computed, none are read")},
-    "fused": {LOCAL: ("fused(_fold)?$", "the interpreter of chains, for where there is no NVRTC, keeps its places there")},
+    "fused": {LOCAL: ("fused(_fold)?$", "the interpreter of chains, where there is no NVRTC, keeps its places there")},
     "grid_sample": NO_STREAM | {LOCAL: ("", "the taps along an axis are reached by their number")},
     "pointwise": {
         DIVIDES: ("(div|floor_div|mod|remainder)_i64", "the operators that divide integers of 64 bits"),
