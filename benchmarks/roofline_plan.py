@@ -39,6 +39,10 @@ OWNED = "Contiguous, of a gradient"  # a gradient that is copied to its owner's 
 MOST_ROWS, TILE, MOST_BYTES, LINE = 4096, 128, 3 << 29, 8
 MANY_CLASSES = 512  # from so many on, in 16 bits, those that fill no line are products of their own
 KEPT_WIDTH = 8192  # of rows whose gradients one kernel has (csrc/cuda/kernels/norm.cu)
+#: Of sums that a chain adds up, as csrc/cuda/kernels/fused.cu has them: blocks that a GPU is busy with and threads of
+#: one, pieces of a thread in a part, threads of neighbouring columns, and of a warp.
+BUSY, FOLD_THREADS, WORTH_A_PART, FEWEST_ACROSS, WARP = 512, 256, 2, 4, 32
+FOLDED = re.compile(r"\bfolded=\[([0-9, ]*)\], axes=\[([0-9, ]*)\]")
 
 
 def without_memory(model: nn.Module) -> nn.Module:
@@ -117,6 +121,25 @@ def linear_loss(
         kernel.more += chunks * size * width * classes + rows * width * size + 2 * sums * width * classes * (chunks - 1)
     kernel.count = 2 + chunks * ((5 if gradients else 2) + biased * (2 if gradients else 1))
     kernel.count += chunks * rest * (3 if gradients else 1)
+
+
+def fold_parts(shape: tuple[int, ...], axes: set[int], at_once: int) -> tuple[int, int]:
+    """Of what a chain adds up over neighbouring axes: how many results there are, and in how many parts each is."""
+    gone = [d for d in range(len(shape)) if d in axes and shape[d] > 1] or [0]
+    length = math.prod(shape[d] for d in axes)
+    outer, inner = math.prod(shape[: gone[0]]), math.prod(shape[gone[-1] + 1 :])
+    across, lanes, pieces = 1 if inner == 1 else FEWEST_ACROSS, 1, -(-(length if inner == 1 else inner) // at_once)
+    while across < (FOLD_THREADS if inner == 1 else WARP) and across < pieces:
+        across *= 2
+    if inner == 1:
+        blocks = -(-outer * across // FOLD_THREADS)
+        most = 1 if across < FOLD_THREADS else pieces // (FOLD_THREADS * WORTH_A_PART)
+    else:
+        across = FOLD_THREADS if outer * pieces >= BUSY * FOLD_THREADS else across
+        while lanes < FOLD_THREADS // across and (lanes < length or lanes * across < WARP):
+            lanes *= 2
+        blocks, most = outer * -(-pieces // across), length // (lanes * WORTH_A_PART * 2)
+    return outer * inner, max(min(BUSY // max(blocks, 1), most), 1)
 
 
 class Account:
@@ -208,6 +231,14 @@ class Account:
         elif name == "Embedding":
             rows = sum(kernel.writes.values())
             kernel.reads = {v: min(count, rows) for v, count in kernel.reads.items()}
+        elif name.startswith("FusedReduce"):
+            folded, axes = ([int(n) for n in text.split(",")] for text in FOLDED.search(found[3]).groups())
+            whole = specs[results[0]] if len(results) > len(folded) else specs[operands[0]]
+            made = results[: len(results) - len(folded)]
+            narrow = any(BYTES[specs[v][0]] < 4 and math.prod(specs[v][1]) > 1 for v in [*operands, *made])
+            totals, parts = fold_parts(whole[1], set(axes), 8 if narrow else 4)
+            if parts > 1:  # in float64, written and read by a second kernel
+                kernel.count, kernel.more = 2, 2 * 8 * totals * parts * len(folded)
         elif name == "GatherGrad":
             kernel.kind, kernel.count = "other", 3
             kernel.more = 2 * sum(kernel.reads.values())  # sorts, and adds to rows that were zeroed

@@ -34,10 +34,11 @@ typedef struct fused_chain {
 
 /* Whether `n` may be a step: pointwise, without errors to report, and of its operands' broadcast shape. */
 bool fused_holds(const node *n);
-/* Whether `n` may fold a step's result on the CPU, and along which axes. */
-bool fused_folds(const node *n, unsigned *axes);
+/* Whether `n` may fold a step's result where the graph runs, and along which axes. `random`: a dropout is among the steps. */
+bool fused_folds(const graph *g, const node *n, bool random, unsigned *axes);
 /* One node that computes the chain: out[i] is what stands for the result of the step results[i], out[n_results + i] for
- * that of folds[i]. Bit for bit what the nodes compute one by one. Without a result some operand has the steps' shape. */
+ * that of folds[i]. Bit for bit what the nodes compute one by one, but for the order of a GPU's sums. Without a result some
+ * operand has the steps' shape. */
 MUST_USE status fused_emit(graph *g, const fused_chain *ch, value **out);
 
 /* --- chains of rows (ops/chains/fused_rows.c) ---------------------------------------------------------------------- */

@@ -5,8 +5,8 @@
  * read an operand that a member reads. It stays convex: nothing outside it stands between two of its members, so that it
  * can run at once. It runs where its last member did; what depends on it and stood before that moves behind it.
  *
- * A reduction of a member's result joins in the end, on the CPU: it depends on nothing else, and what depends on it moves
- * behind the group anyway. Those of one group are along the same axes.
+ * A reduction of a member's result joins in the end: it depends on nothing else, and what depends on it moves behind the
+ * group anyway. Those of one group are along the same axes.
  *
  * Forward and backward have groups of their own. A backward group computes a value of forward again when its operands
  * are at hand there and no other node of backward needs it: then it is neither written nor kept. The bits are the
@@ -195,22 +195,28 @@ static bool has_whole_operand(const group *gr) {
     return false;
 }
 
-static bool may_fold(const group *gr, const node *n) {
+static bool is_random(const group *gr) {
+    for (int i = 0; i < gr->count; i++)
+        if (gr->members[i]->op->flags & RANDOM) return true;
+    return false;
+}
+
+static bool may_fold(const fuser *f, const group *gr, const node *n, unsigned *axes) {
     const node *first = gr->members[0];
-    unsigned axes;
 
     if (!node_is_live(n) || n->mark != first->mark || n->backward != first->backward || is_fold(gr, n)) return false;
-    return fused_folds(n, &axes) && (gr->n_folds == 0 || axes == gr->axes);
+    return fused_folds(f->g, n, is_random(gr), axes) && (gr->n_folds == 0 || *axes == gr->axes);
 }
 
 /* Of the last members first: what a chain comes to is what is most likely folded. */
 static void take_folds(const fuser *f, group *gr) {
     int results[FUSED_STEPS];
 
-    for (int i = gr->count - 1; i >= 0 && !f->g->cuda; i--)
+    for (int i = gr->count - 1; i >= 0; i--)
         for (const use *u = gr->members[i]->out[0]->uses; u && gr->n_folds < FUSED_FOLDS; u = u->next) {
-            if (!may_fold(gr, u->user)) continue;
-            if (gr->n_folds == 0) fused_folds(u->user, &gr->axes);
+            unsigned axes;
+            if (!may_fold(f, gr, u->user, &axes)) continue;
+            gr->axes = axes;
             gr->folds[gr->n_folds++] = u->user;
         }
     if (list_results(gr, results) == 0 && !has_whole_operand(gr)) gr->n_folds = 0;

@@ -103,14 +103,26 @@ static status fuse_gelu_grad(graph *g, node *n, int *fired) {
 
 /* --- a weight's gradient and its bias's --------------------------------------------------------------------------- */
 
+static bool has_columns_of(const value *x, const value *v) {
+    return x->shape.rank && x->shape.dim[x->shape.rank - 1] == v->shape.dim[v->shape.rank - 1];
+}
+
 /* `v` seen with other leading axes: what was reshaped to it. */
 static value *before_reshapes(value *v) {
-    while (value_is(v, "Reshape")) {
-        value *x = v->def->in[0];
-        if (x->shape.rank == 0 || x->shape.dim[x->shape.rank - 1] != v->shape.dim[v->shape.rank - 1]) break;
-        v = x;
-    }
+    while (value_is(v, "Reshape") && has_columns_of(v->def->in[0], v)) v = v->def->in[0];
     return v;
+}
+
+/* Totals of `v` seen with other leading axes: of what it was reshaped from, and of what else is reshaped from that, as
+ * the heads of attention's gradients are for each of their readers. */
+static status find_totals_beside(graph *g, value *v, const node *with, node **out) {
+    v = before_reshapes(v);
+    TRY(find_totals(g, v, with, out));
+    if (*out || !value_is(v, "Reshape") || v->def->in[0]->n_uses > MOST_READERS) return OK;
+    for (const use *u = v->def->in[0]->uses; u && !*out; u = u->next)
+        if (node_is(u->user, "Reshape") && u->index == 0 && has_columns_of(u->user->out[0], v))
+            TRY(find_totals(g, u->user->out[0], with, out));
+    return OK;
 }
 
 static bool is_transposed(const value *v) { return value_is(v, "Transpose") && v->shape.rank == 2; }
@@ -143,7 +155,7 @@ static status fuse_totals(graph *g, node *n, int side, bool *done) {
     *done = false;
     if (!rows || rows->shape.rank != 2) return OK;
     TRY(find_totals(g, rows, n, &sum));
-    if (!sum) TRY(find_totals(g, before_reshapes(rows), n, &sum));
+    if (!sum) TRY(find_totals_beside(g, rows, n, &sum));
     if (!sum) return OK;
     end = end_of(sum->out[0], n->out[0]->type);
     if (!end || !is_read_behind(end, n)) return OK;

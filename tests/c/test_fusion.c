@@ -105,6 +105,35 @@ TEST(what_is_folded_may_be_a_result) {
     ctx_release(&c);
 }
 
+/* Sums and means of whole pieces, along axes that are neighbours, end a chain on a GPU. */
+TEST(a_gpu_folds_whole_pieces) {
+    static const struct {
+        const char *op;
+        int64_t columns, axes[2];
+        int n_axes;
+        bool folds;
+    } cases[] = {{"ReduceSum", 24, {0}, 1, true},     {"ReduceMean", 24, {2}, 1, true},
+                 {"ReduceSum", 24, {1, 2}, 2, true},  {"ReduceMax", 24, {0}, 1, false},
+                 {"ReduceSum", 24, {0, 2}, 2, false}, {"ReduceSum", 20, {0}, 1, true},
+                 {"ReduceSum", 20, {2}, 1, false}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ctx c;
+        ctx_init(&c);
+        graph *g = new_graph(&c);
+        value *x = INPUT(g, "x", F32, 3, 6, cases[i].columns), *total;
+        int fired[MAX_PASSES] = {0};
+
+        g->cuda = true;
+        CHECK_OK(&c, emit_reduce(g, cases[i].op, NODE(g, "Exp", NODE(g, "Neg", x)), cases[i].n_axes, cases[i].axes,
+                                 true, &total));
+        make_output(g, total);
+        CHECK_OK(&c, passes_run(g, LAST, ~pass_bit(PASS), fired));
+        CHECK(strcmp(g->outputs[0]->def->op->name, cases[i].folds ? "FusedReduce" : cases[i].op) == 0);
+        ctx_release(&c);
+    }
+}
+
 /* Two operands that only together have the shape of what is folded; a maximum of integers; rows between others. */
 TEST(reductions_that_stay) {
     static const int64_t middle[] = {0, 2};

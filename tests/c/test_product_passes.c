@@ -362,6 +362,32 @@ TEST(totals_over_another_axis_are_no_biass_gradient) {
     ctx_release(&c);
 }
 
+/* Attention's gradient has heads, and each of its readers has reshaped it for itself. */
+TEST(totals_of_another_view_of_the_rows) {
+    static const int64_t rows[] = {0, 1};
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, 4, 3), *heads = INPUT(g, "heads", BF16, 2, 2, 2, 4), *dy, *seen, *turned, *total;
+
+    g->cuda = true;
+    CHECK_OK(&c, emit_transpose(g, x, (const int[]){1, 0}, &turned));
+    CHECK_OK(&c, emit_reshape(g, heads, &SHAPE(4, 8), &dy));
+    CHECK_OK(&c, emit_reshape(g, heads, &SHAPE(2, 2, 8), &seen));
+    make_output(g, NODE(g, "MatMul", turned, dy));
+    CHECK_OK(&c, emit_reduce(g, "ReduceSum", seen, 2, rows, false, &total));
+    make_output(g, total);
+    check_rewrite(g, "product_epilogue",
+                  "input %0 x bfloat16[4, 3] grad\n"
+                  "input %1 heads bfloat16[2, 2, 2, 4] grad\n"
+                  "%2 = Transpose(%0 x, perm=[1, 0]) bfloat16[3, 4]\n"
+                  "%3 = Reshape(%1 heads, [4, 8], allowzero=1) bfloat16[4, 8]\n"
+                  "%4, %5 = MatMulTotals(%2, %3, right=1, wide=0) bfloat16[3, 8], bfloat16[8]\n"
+                  "output %4\n"
+                  "output %5\n");
+    ctx_release(&c);
+}
+
 /* --- wide_operands ------------------------------------------------------------------------------------------------ */
 
 TEST(weights_are_rounded_on_their_way) {

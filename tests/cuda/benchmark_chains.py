@@ -3,8 +3,9 @@
     ORTMODULE_BUILD=build/emulated python -m tests.cuda.benchmark_chains FOLDER [ROW...]
 
 A training step of each runs on the emulated GPU, of the same architecture with small sizes, in float32 and under
-autocast to bfloat16. A libnvrtc of this file's writes down what it is told and compiles nothing: `N.cu` a chain, once
-each; `options`, one a line; `headers.json`, what a chain may include.
+autocast to bfloat16. Chains that are added up as they are made are those of a module of this file's, since products
+take the sums that the models have. A libnvrtc of this file's writes down what it is told and compiles nothing: `N.cu` a
+chain, once each; `options`, one a line; `headers.json`, what a chain may include.
 """
 
 import ctypes
@@ -80,6 +81,20 @@ def small_batch(batch):
     return parts
 
 
+def folds(kind):
+    """(function that makes it, operands): a module with sums along rows, and along columns, of all floats."""
+    import torch
+
+    class Folds(torch.nn.Module):
+        def forward(self, x, y, scale):
+            whole = torch.tanh(x * y) * scale
+            dropped = torch.nn.functional.dropout(torch.sigmoid(x * scale))
+            return whole, whole.sum(-1), whole.mean(0), dropped.sum(0), (dropped * y).mean(-1)
+
+    generator = torch.Generator().manual_seed(0)
+    return Folds(), [torch.randn(s, generator=generator).to(kind).requires_grad_() for s in [(80, 64), (80, 64), (64,)]]
+
+
 class Recorder:
     def __init__(self, folder):
         self.folder, self.known = folder, set()
@@ -131,6 +146,9 @@ def main(folder, *names):
             report = explain(module)
             assert report.captured, f"{name}: {report.fallback}"
         print(f"{name}: {len(recorder.known)} chains so far", flush=True)
+    for kind in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        module, operands = folds(kind)
+        sum(x.float().sum() for x in ORTModule(module)(*operands)).backward()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from ortmodule import _core
 from tests.cuda.test_emulated import driver, session  # noqa: F401  (a fixture)
 
 #: What only passes make, and only for CPUs (docs/passes.md).
-FOR_CPUS = {"EmbeddingNorm", "FusedReduce", "FusedReduceRandom", "FusedRows", "FusedRowsRandom", "GatherGradAdd"}
+FOR_CPUS = {"EmbeddingNorm", "FusedRows", "FusedRowsRandom", "GatherGradAdd"}
 FOR_CPUS.add("Prepack")
 FOR_CPUS |= {"NarrowSoftmax", "NarrowSoftmaxGrad", "NarrowSoftmaxGradRandom", "NarrowSoftmaxRandom"}
 

@@ -112,6 +112,9 @@ def test_chains(chains, architecture):
             wrong[file.name] = found
     assert not wrong, wrong
     assert wide > 2 * len(files), "most chains have operands that lie as their result does"
+    texts = "".join(file.read_text() for file in files)
+    for name in ("row_total_float(", "row_total_double(", "column_totals_float(", "column_totals_double("):
+        assert f"{name}total0" in texts or f"{name}&a.folds" in texts, "chains of each kind are added up"
 
 
 # --- the gates themselves ---------------------------------------------------------------------------------------------
@@ -232,7 +235,7 @@ EXEMPT = {
     **dict.fromkeys(["matmul", "reduce", "rnn_scan", "torch_attention"], NO_STREAM),
     **dict.fromkeys(["fold", "nonzero", "pool", "resize", "scan", "scatter", "topk"], NO_STREAM),
     "create": {DIVIDES: ("triangle_|range_integers", "numbers are computed, none are read")},
-    "fused": {LOCAL: ("fused$", "the interpreter of chains, for where there is no NVRTC, keeps its places there")},
+    "fused": {LOCAL: ("fused(_fold)?$", "the interpreter of chains, where there is no NVRTC, keeps its places there")},
     "grid_sample": NO_STREAM | {LOCAL: ("", "the taps along an axis are reached by their number")},
     "pointwise": {
         DIVIDES: ("(div|floor_div|mod|remainder)_i64", "the operators that divide integers of 64 bits"),

@@ -55,6 +55,17 @@ def test_attention_over_lists_of_rows():
     assert abs(sum(n * n for n in lengths) / 1000 / (sum(lengths) / 1000) ** 2 / roofline_plan.SPREAD - 1) < 1e-2
 
 
+def test_parts_of_sums():
+    """Of csrc/cuda/kernels/fused.cu: blocks for 512 at a time, while a thread has four rows or two pieces of each."""
+    assert roofline_plan.fold_parts((16384, 1024), {0}, 8) == (1024, 128)  # 4 groups of columns
+    assert roofline_plan.fold_parts((32, 512, 1024), {0, 1}, 8) == (1024, 128)
+    assert roofline_plan.fold_parts((96, 64), {0}, 4) == (64, 1)  # 16 lanes of 16 threads: 6 rows each
+    assert roofline_plan.fold_parts((8, 1024, 1024), {0}, 4) == (1024 * 1024, 1)  # a thread has whole columns
+    assert roofline_plan.fold_parts((16384, 1024), {1}, 8) == (16384, 1)  # 128 threads a row
+    assert roofline_plan.fold_parts((1 << 24,), {0}, 4) == (1, 512)
+    assert roofline_plan.fold_parts((8, 9000), {1}, 4) == (8, 4)
+
+
 class Attending(nn.Module):
     def __init__(self):
         super().__init__()

@@ -181,8 +181,10 @@ static const char *rounding(int type) {
     return by[type];
 }
 
-/* Whether a step reads what this one makes; what is only written is rounded as it is written. */
+/* Whether a step or a fold reads what this one makes; what is only written is rounded as it is written. */
 static bool is_read(const chain_program *p, const chain_step *s) {
+    for (int i = 0; i < p->n_folds; i++)
+        if (p->folded[i] == s->out) return true;
     for (int i = 0; i < p->n_steps; i++)
         for (int j = 0; j < rows[p->steps[i].kind].operands; j++)
             if (p->steps[i].in[j] == s->out) return true;
@@ -244,6 +246,19 @@ static void put_aligned(writer *w, const chain_program *p) {
     put(w, ";\n");
 }
 
+/* Adds what is folded to the thread's totals, which have registers: no index finds one. */
+static void put_folds(writer *w, const chain_program *p, bool whole) {
+    for (int i = 0; i < p->n_folds; i++) {
+        const int v = p->folded[i];
+        if (!p->columns) put(w, "            EACH total%d += v%d[j];\n", i, v);
+        else if (whole) put(w, "            EACH total%d[j] += v%d[j];\n", i, v);
+        else
+            put(w,
+                "            UNROLL for (int j = 0; j < AT_ONCE; j++) total%d[j] = j == place ? total%d[j] + v%d[0] : total%d[j];\n",
+                i, i, v, i);
+    }
+}
+
 /* Whole pieces where all of a thread's elements are there and aligned; else one after the other. */
 static void put_body(writer *w, const chain_program *p, bool whole) {
     put(w, "#undef COUNT\n#define COUNT %s\n", whole ? "AT_ONCE" : "1");
@@ -256,6 +271,89 @@ static void put_body(writer *w, const chain_program *p, bool whole) {
     for (int i = 0; i < p->n_out; i++)
         put(w, "            %s_%s(a.out[%d], %d, %s, v%d%s);\n", whole ? "write" : "set", class_of(p->result_type[i]),
             i, p->result_type[i], whole ? "first" : "at", p->result[i], whole ? "" : "[0]");
+    put_folds(w, p, whole);
+}
+
+/* A thread's elements from `first` on. `there`: when all of them are; `each`: when one of them, at `place`, is. */
+static void put_elements(writer *w, const chain_program *p, const char *there, const char *each) {
+    put(w, "        if (%s) {\n            const int place = 0;\n            (void)place;\n", there);
+    put_body(w, p, true);
+    put(w, "        } else NOT_UNROLLED for (int place = 0; %s; place++) {\n", each);
+    put(w, "            const int64_t at = first + place;\n");
+    put_body(w, p, false);
+    put(w, "        }\n");
+}
+
+/* What a dropout keeps of them: the warp draws together, whatever its threads have to do. */
+static void put_draws(writer *w, const chain_program *p) {
+    for (int i = 0; i < p->n_steps; i++)
+        if (is_dropout(&p->steps[i]))
+            put(w,
+                "        const uint32_t kept%d = kept_bits(seed, word_in(a.param[%d][1], 0), word_in(a.param[%d][1], 1), first);\n",
+                i, i, i);
+}
+
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
+
+static void put_without_folds(writer *w, const chain_program *p) {
+    put(w, "    const int64_t groups = (a.space.count + AT_ONCE - 1) / AT_ONCE;\n");
+    put(w, "    FOR_EACH(group, %s) {\n", p->draws ? "(groups + WARP - 1) / WARP * WARP" : "groups");
+    put(w, "        const int64_t first = group * AT_ONCE, left = a.space.count - first;\n");
+    put_draws(w, p);
+    put_elements(w, p, "aligned && left >= AT_ONCE", "place < AT_ONCE && place < left");
+    put(w, "    }\n");
+}
+
+static void put_totals(writer *w, const chain_program *p) {
+    for (int i = 0; i < p->n_folds; i++)
+        put(w, "        %s total%d%s;\n", class_of(p->fold_type[i]), i, p->columns ? "[AT_ONCE] = {0}" : " = 0");
+}
+
+/* Threads `across` a row have the same part of it. */
+static void put_rows(writer *w, const chain_program *p) {
+    put(w, "    const int own = threadIdx.x %% a.folds.across * AT_ONCE, wide = a.folds.across * AT_ONCE;\n"
+           "    const int64_t each = blockDim.x / a.folds.across, tasks = a.folds.outer * a.folds.parts;\n"
+           "    FOR_BLOCKS(turn, quotient(tasks + each - 1, each)) {\n"
+           "        const int64_t task = turn * each + threadIdx.x / a.folds.across;\n"
+           "        const int64_t row = quotient(task, a.folds.parts), part = task - row * a.folds.parts;\n"
+           "        const int64_t begin = part_begin(&a.folds, part), end = part_begin(&a.folds, part + 1);\n");
+    put_totals(w, p);
+    put(w, "        for (int64_t from = begin; from < end; from += wide) {\n"
+           "        const int64_t first = row * a.folds.length + from + own;\n");
+    put_draws(w, p);
+    put(w, "        if (from + own >= end || task >= tasks) continue;\n");
+    put_elements(w, p, "aligned", "place < AT_ONCE");
+    put(w, "        }\n");
+    for (int i = 0; i < p->n_folds; i++) {
+        put(w, "        total%d = row_total_%s(total%d, a.folds.across);\n", i, class_of(p->fold_type[i]), i);
+        put(w, "        if (own == 0 && task < tasks) give_total(&a.folds, %d, %d, row, part, total%d);\n", i,
+            p->fold_type[i], i);
+    }
+    put(w, "    }\n");
+}
+
+/* Lanes of rows, each of threads `across` neighbouring columns. */
+static void put_columns(writer *w, const chain_program *p) {
+    put(w, "    const int across = a.folds.across, wide = across * AT_ONCE, lanes = blockDim.x / across;\n"
+           "    const int own = threadIdx.x %% across * AT_ONCE, lane = threadIdx.x / across;\n"
+           "    const int64_t groups = quotient(a.folds.inner + wide - 1, wide);\n"
+           "    FOR_BLOCKS(task, a.folds.outer * groups * a.folds.parts) {\n"
+           "        const int64_t rest = quotient(task, groups), outer = quotient(rest, a.folds.parts);\n"
+           "        const int64_t part = rest - outer * a.folds.parts, column = (task - rest * groups) * wide;\n"
+           "        const int64_t begin = part_begin(&a.folds, part), end = part_begin(&a.folds, part + 1);\n");
+    put_totals(w, p);
+    put(w, "        for (int64_t from = begin; from < end; from += lanes) {\n"
+           "        const int64_t row = from + lane;\n"
+           "        const int64_t first = (outer * a.folds.length + row) * a.folds.inner + column + own;\n");
+    put_draws(w, p);
+    put(w, "        if (row >= end || column + own >= a.folds.inner) continue;\n");
+    put_elements(w, p, "aligned", "place < AT_ONCE");
+    put(w, "        }\n");
+    for (int i = 0; i < p->n_folds; i++)
+        put(w,
+            "        column_totals_%s(&a.folds, %d, %d, outer * a.folds.inner + column, a.folds.inner - column, part, total%d);\n",
+            class_of(p->fold_type[i]), i, p->fold_type[i], i);
+    put(w, "    }\n");
 }
 
 size_t chain_text(const chain_program *p, char *to, size_t room) {
@@ -267,20 +365,10 @@ size_t chain_text(const chain_program *p, char *to, size_t room) {
     put(&w, "#define EACH UNROLL for (int j = 0; j < COUNT; j++)\n\nKERNEL(chain, chain_args) {\n");
     put_aligned(&w, p);
     put_singles(&w, p);
-    put(&w, "    const int64_t groups = (a.space.count + AT_ONCE - 1) / AT_ONCE;\n");
     if (p->draws) put(&w, "    const uint64_t seed = CHAIN_SEED;\n");
-    put(&w, "    FOR_EACH(group, %s) {\n", p->draws ? "(groups + WARP - 1) / WARP * WARP" : "groups");
-    put(&w, "        const int64_t first = group * AT_ONCE, left = a.space.count - first;\n");
-    for (int i = 0; i < p->n_steps; i++)
-        if (is_dropout(&p->steps[i]))
-            put(&w,
-                "        const uint32_t kept%d = kept_bits(seed, word_in(a.param[%d][1], 0), word_in(a.param[%d][1], 1), first);\n",
-                i, i, i);
-    put(&w, "        if (aligned && left >= AT_ONCE) {\n            const int place = 0;\n            (void)place;\n");
-    put_body(&w, p, true);
-    put(&w, "        } else NOT_UNROLLED for (int place = 0; place < AT_ONCE && place < left; place++) {\n");
-    put(&w, "            const int64_t at = first + place;\n");
-    put_body(&w, p, false);
-    put(&w, "        }\n    }\n}\n");
+    if (p->n_folds == 0) put_without_folds(&w, p);
+    else if (p->columns) put_columns(&w, p);
+    else put_rows(&w, p);
+    put(&w, "}\n");
     return w.length;
 }

@@ -442,7 +442,8 @@ static const attr reduce_attrs[] = {
 #define REDUCED(name_, flags_)                                                                                         \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = VARIADIC, .max_out = VARIADIC,             \
     .plain = ALL_OPERANDS, .flags = STRIDED | INPLACE_0 | (flags_), .attrs = reduce_attrs,                             \
-    .infer = infer_fused_reduce, .workspace = fused_reduce_workspace, .cpu = fused_reduce_cpu
+    .infer = infer_fused_reduce, .workspace = fused_reduce_workspace, .cpu = fused_reduce_cpu, .cuda = fused_cuda,     \
+    .cuda_workspace = fused_reduce_cuda_workspace
 
 /* clang-format off */
 const op_def fused_ops[] = {

@@ -77,8 +77,14 @@ void fused_fold(const fused_run *r, const fused_ends *e, const shape *s, unsigne
 /* The shape of a FusedReduce's elements; the axes that it folds. */
 const shape *fused_reduce_shape(const node *n);
 unsigned fused_reduce_axes(const node *n);
+/* How a GPU sees elements that are folded: [outer, length, inner], of which `length` goes. False: the axes are not neighbours. */
+typedef struct fold_space {
+    int64_t outer, length, inner;
+} fold_space;
+bool fused_fold_space(const shape *s, unsigned axes, fold_space *to);
 size_t fused_reduce_workspace(const node *n);
 kernel_fn fused_reduce_cpu;
+size_t fused_reduce_cuda_workspace(const node *n); /* its kernel is fused_cuda */
 MUST_USE status infer_fused_reduce(graph *g, node *n);
 
 #endif

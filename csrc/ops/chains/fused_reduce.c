@@ -13,12 +13,41 @@ _Static_assert((int)TILE == (int)FOLD_TILE, "a tile of a chain is a tile of a fo
 _Static_assert((int)FUSED_FOLDS <= (int)FOLD_ENDS, "each total is an end");
 
 enum { SHORT_RUN = 256 }; /* elements: what a tile costs by itself is as much as they do */
+/* Elements that lie together and are computed by one thread of a GPU, or by a warp of a dropout. */
+enum { PIECE = 8, DRAWN = 64 };
 
-bool fused_folds(const node *n, unsigned *axes) {
+kernel_fn reduce_sum_cuda, reduce_mean_cuda; /* cuda/kernels/reduce.cu */
+
+bool fused_fold_space(const shape *s, unsigned axes, fold_space *to) {
+    int64_t size[] = {1, 1, 1};
+    int at = 0; /* which of the three an axis belongs to */
+
+    for (int d = 0; d < s->rank; d++) {
+        const bool is_gone = axes >> d & 1;
+        if (s->dim[d] == 1) continue;
+        if (is_gone && at == 2) return false;
+        if (is_gone != (at == 1)) at++;
+        size[at] *= s->dim[d];
+    }
+    *to = (fold_space){size[0], size[1], size[2]};
+    return true;
+}
+
+/* Sums and means of neighbouring axes, whose elements are whole pieces in every row. */
+static bool folds_on_gpu(const node *n, unsigned axes, bool random) {
+    fold_space s;
+
+    if (n->op->cuda != reduce_sum_cuda && n->op->cuda != reduce_mean_cuda) return false;
+    if (!fused_fold_space(&n->in[0]->shape, axes, &s) || s.length == 1) return false;
+    return (s.inner == 1 ? s.length : s.inner) % (random ? DRAWN : PIECE) == 0;
+}
+
+bool fused_folds(const graph *g, const node *n, bool random, unsigned *axes) {
     if (!n->op || !reduction_of(n->op) || !dtype_is_float(n->in[0]->type)) return false;
     const shape *s = &n->in[0]->shape;
     *axes = reduced_axes(n);
     if (shape_count(s) == 0) return false; /* no tile would ever be the last */
+    if (g->cuda) return folds_on_gpu(n, *axes, random);
     return fold_run(s, *axes) >= SHORT_RUN || shape_count(s) <= SHORT_RUN;
 }
 
