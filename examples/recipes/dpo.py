@@ -48,10 +48,7 @@ def main(argv=None):
     trainer = DPOTrainer(
         model=model,
         ref_model=reference,
-        # Checkpointed layers are left to PyTorch: ORTMODULE_MEMORY_OPT_LEVEL=1 saves the same memory in the engine.
-        args=arguments(
-            settings, DPOConfig, max_length=64, gradient_checkpointing=False, bf16=False, learning_rate=settings.lr / 10
-        ),
+        args=arguments(settings, DPOConfig, max_length=64, bf16=False, learning_rate=settings.lr / 10),
         train_dataset=rows.select(range(128, len(rows))),
         eval_dataset=rows.select(range(128)),
         processing_class=words,

@@ -16,8 +16,7 @@ def main(argv=None):
     rows = Dataset.from_dict({"text": paragraphs()})
     trainer = SFTTrainer(
         model=model,
-        # Checkpointed layers are left to PyTorch: ORTMODULE_MEMORY_OPT_LEVEL=1 saves the same memory in the engine.
-        args=arguments(settings, SFTConfig, max_length=64, gradient_checkpointing=False, bf16=False),
+        args=arguments(settings, SFTConfig, max_length=64, bf16=False),
         train_dataset=rows.select(range(128, len(rows))),
         eval_dataset=rows.select(range(128)),
         processing_class=words,

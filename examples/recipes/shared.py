@@ -2,7 +2,7 @@
 
 import functools
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data import topics
 
@@ -10,7 +10,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from examples.common import BACKENDS, with_backend
+from examples import common
+from examples.common import BACKENDS, setting, with_backend
 
 SPECIAL = {
     "pad_token": "<pad>",
@@ -21,27 +22,21 @@ SPECIAL = {
 }
 
 
-def _setting(default, text, **more):
-    return field(default=default, metadata={"help": text, **more})
-
-
 @dataclass
 class Settings:
     """Of a training; each recipe has defaults of its own."""
 
-    backend: str = _setting("ortmodule", "who runs the model", choices=list(BACKENDS))
-    steps: int = _setting(100, "optimizer steps")
-    batch_size: int = _setting(16, "rows of a step")
-    lr: float = _setting(3e-3, "learning rate")
-    seed: int = _setting(0, "of weights, order and dropout")
-    out: str = _setting("results/recipes", "folder for checkpoints and figures")
+    backend: str = setting("ortmodule", "who runs the model", choices=list(BACKENDS))
+    steps: int = setting(100, "optimizer steps")
+    batch_size: int = setting(16, "rows of a step")
+    lr: float = setting(3e-3, "learning rate")
+    seed: int = setting(0, "of weights, order and dropout")
+    out: str = setting("results/recipes", "folder for checkpoints and figures")
 
 
 def parse(argv, **defaults):
     """Settings from a command line (None: this process's), where a recipe's ``defaults`` are not overruled."""
-    parser = transformers.HfArgumentParser(Settings)
-    parser.set_defaults(**defaults)
-    (settings,) = parser.parse_args_into_dataclasses(argv)
+    settings = common.parse(Settings, argv, **defaults)
     transformers.set_seed(settings.seed)
     return settings
 
@@ -131,5 +126,6 @@ def report(name, settings, model, losses, **metrics):
 
         found = explain(model)
         figures |= {"engine_calls": found.engine_calls, "pytorch_calls": found.pytorch_calls}
+        figures["weights_in_engine"] = found.weights_in_engine
     print(f"{name}, {settings.backend}: " + ", ".join(f"{key} {value:.4g}" for key, value in figures.items()))
     return figures

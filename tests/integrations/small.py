@@ -37,12 +37,11 @@ def tokenizer():
 
 def llama(head=transformers.LlamaForCausalLM, use_cache=False, **settings):
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+    given = dict(
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=1,
-        use_cache=use_cache, **settings,
     )  # fmt: skip
-    return head(config)
+    return head(transformers.LlamaConfig(**given | settings, use_cache=use_cache))
 
 
 def losses(trainer, key="loss"):
