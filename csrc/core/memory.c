@@ -5,7 +5,8 @@
  * (addresses are free, unless they are limited), so a run of a longer sequence goes on in the same pages; and they ask
  * for huge pages.
  *
- * Of a block that is in use a part may be *spare*: the pages stay for the block's next use, unless memory is needed. */
+ * Of a block that is in use a part may be *spare*: the pages stay for the block's next use, unless memory is needed. So is
+ * what a block has beyond the bytes that were asked for: a step that takes less than the one before holds less. */
 #define _GNU_SOURCE
 #include "core/memory.h"
 
@@ -32,6 +33,7 @@ typedef struct spare_range {
 
 typedef struct block {
     size_t capacity, touched; /* bytes reserved; bytes ever in use. 0 capacity: from malloc */
+    size_t asked;             /* bytes in use, spare ones among them */
     size_t gone;              /* bytes of those in use before whose pages the system has again */
     spare_range *spare;       /* NULL: none */
     int n_spare, spare_room;
@@ -132,7 +134,8 @@ static void drop_spare(size_t excess) {
     if (bytes > r->end - r->begin) bytes = r->end - r->begin;
     r->end -= bytes;
     (void)madvise((char *)b + r->end, bytes, MADV_DONTNEED);
-    b->gone += bytes;
+    if (r->end + bytes == b->touched) b->touched -= bytes;
+    else b->gone += bytes;
     now.kept -= bytes;
     if (r->begin < r->end || --b->n_spare > 0) return;
     with_spare = b->next;
@@ -164,13 +167,33 @@ static bool fits(size_t more) {
     return memory_fits(more);
 }
 
+/* Where there is no memory to note it the pages stay. */
+static void add_spare(block *b, spare_range r) {
+    if (b->n_spare == b->spare_room) {
+        const int room = b->spare_room ? 2 * b->spare_room : 16;
+        spare_range *more = realloc(b->spare, sizeof *more * (size_t)room);
+        if (!more) return;
+        b->spare = more;
+        b->spare_room = room;
+    }
+    if (b->n_spare == 0) {
+        b->next = with_spare;
+        with_spare = b;
+    }
+    b->spare[b->n_spare++] = r;
+    now.used -= r.end - r.begin;
+    now.kept += r.end - r.begin;
+}
+
 static void use(block *b, size_t need) {
     if (b->touched < need) {
         b->touched = need;
         ask_huge(b);
     }
     b->gone = 0;
+    b->asked = need;
     now.used += b->touched;
+    if (b->touched > need) add_spare(b, (spare_range){need, b->touched});
     if (now.used > now.peak) now.peak = now.used;
     if (now.used > most) most = now.used;
 }
@@ -181,9 +204,10 @@ static block *take_large(size_t need) {
     (void)pthread_mutex_lock(&lock);
     b = find(need);
     if (fits(b ? (need > b->touched ? need - b->touched : 0) + b->gone : need)) {
-        release(b && b->touched > need ? b->touched : need);
+        release(need);
         if (!b) b = map_block(need);
         if (b) use(b, need);
+        release(0);
     } else if (b) {
         keep(b);
         b = NULL;
@@ -250,28 +274,10 @@ void memory_give(void *memory) {
     else free(b);
 }
 
-/* Where there is no memory to note it the pages stay. */
-static void add_spare(block *b, spare_range r) {
-    if (b->n_spare == b->spare_room) {
-        const int room = b->spare_room ? 2 * b->spare_room : 16;
-        spare_range *more = realloc(b->spare, sizeof *more * (size_t)room);
-        if (!more) return;
-        b->spare = more;
-        b->spare_room = room;
-    }
-    if (b->n_spare == 0) {
-        b->next = with_spare;
-        with_spare = b;
-    }
-    b->spare[b->n_spare++] = r;
-    now.used -= r.end - r.begin;
-    now.kept += r.end - r.begin;
-}
-
 void memory_spare(void *memory, size_t offset, size_t bytes) {
     block *b = (block *)((char *)memory - HEADER);
     const size_t end = HEADER + offset + bytes;
-    const spare_range r = {round_up(HEADER + offset, PAGE), (end < b->touched ? end : b->touched) / PAGE * PAGE};
+    const spare_range r = {round_up(HEADER + offset, PAGE), (end < b->asked ? end : b->asked) / PAGE * PAGE};
 
     if (!b->capacity || r.end <= r.begin) return;
     (void)pthread_mutex_lock(&lock);

@@ -107,6 +107,29 @@ TEST(spare_pages_are_all_that_is_kept) {
     CHECK(memory_now().kept == 0 && memory_now().used == 0);
 }
 
+TEST(what_a_block_has_beyond_what_is_asked_for_is_spare) {
+    char *a = memory_take(40 * MB), *b;
+    const size_t all = memory_now().used;
+
+    memory_give(a);
+    b = memory_take(25 * MB);
+    CHECK(a == b && memory_now().used < 25 * (size_t)MB + 8192);
+    CHECK(memory_now().used + memory_now().kept == all);
+    memory_spare(b, 20 * MB, MEMORY_TO_ITS_END); /* not what is spare already */
+    CHECK(memory_now().used < 20 * (size_t)MB + 8192 && memory_now().used + memory_now().kept == all);
+    memset(b, 1, 20 * MB);
+    memory_trim();
+    CHECK(memory_now().kept == 0 && b[20 * MB - 1] == 1);
+    memory_give(b);
+    CHECK(memory_now().used == 0 && memory_now().kept < 20 * (size_t)MB + 8192);
+    b = memory_take(30 * MB); /* grows again */
+    CHECK(a == b && memory_now().used + memory_now().kept < 30 * (size_t)MB + 8192);
+    memset(b, 1, 30 * MB);
+    memory_give(b);
+    memory_trim();
+    CHECK(memory_now().kept == 0 && memory_now().used == 0);
+}
+
 TEST(the_most_since_it_was_asked) {
     void *a = memory_take(5 * MB), *b;
 

@@ -129,6 +129,20 @@ def taken(model):
     return _core.memory_most() - before, _core.memory()["used"] - before
 
 
+def test_a_smaller_step_holds_less_in_the_same_block():
+    """As with a shorter batch, or once logits are not computed: the block of the step before has the rest to spare."""
+    model, small = made(), rows(ROWS * 6, WIDTH)
+    for batch in (rows(ROWS * 8, WIDTH), small):
+        model.zero_grad()
+        gc.collect()
+        before = _core.memory()["used"]
+        loss = model(batch)
+        held = _core.memory()["used"] - before
+        loss.backward()
+        block = memory.predict(model, batch).block
+        assert block <= held <= block + 2 * PAGE
+
+
 @pytest.mark.skipif("asan" in sys.argv, reason="nothing is kept")
 def test_a_step_takes_less(monkeypatch):
     """As much as the plan says, and gradients alone are in use when it is over. Nothing is computed again."""
