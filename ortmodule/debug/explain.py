@@ -271,11 +271,15 @@ def _weights_in_engine(module: nn.Module, units: dict[str, Report], graph: Compi
     return inside / sum(sizes.values())
 
 
+#: ONNX operators that look up rows of their first operand.
+_LOOKS_UP = {"Gather", "Embedding"}
+
+
 def _only_in_pytorch(model: onnx.ModelProto) -> set[str]:
-    """Paths of what functions read that PyTorch runs, and nothing else."""
+    """Paths of what functions compute with that PyTorch runs, and nothing else. To look rows up is not to compute."""
     there: dict[bool, set[str]] = {False: set(), True: set()}
     for node in model.graph.node:
-        there[node.op_type == "PythonOp"].update(node.input)
+        there[node.op_type == "PythonOp"].update(node.input[node.op_type in _LOOKS_UP :])
     return {name.removeprefix(STATE) for name in there[True] - there[False] if name.startswith(STATE)}
 
 

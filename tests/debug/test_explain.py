@@ -136,3 +136,39 @@ def test_layers_that_are_alike_are_one_line():
         "(the module itself): 1 nodes exported, 0 + 0 run, 0 of them fused, 2 compute again, 1 by PyTorch",
     ]
     assert len(layer_lines([same[0], other, same[1]])) == 3
+
+
+class Times(torch.autograd.Function):
+    """A product that PyTorch runs."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight, grad.flatten(0, 1).T @ x.flatten(0, 1)
+
+
+class Tied(nn.Module):
+    """A look-up and a head of the same weight."""
+
+    def __init__(self, multiply):
+        super().__init__()
+        self.rows, self.inner, self.head = nn.Embedding(12, 8), nn.Linear(8, 8), nn.Linear(8, 12, bias=False)
+        self.head.weight, self.multiply = self.rows.weight, multiply
+
+    def forward(self, ids):
+        return self.multiply(self.inner(self.rows(ids)), self.head.weight)
+
+
+@pytest.mark.parametrize(
+    "multiply, share", [(Times.apply, 72 / (72 + 96)), (nn.functional.linear, 1.0)], ids=["there", "here"]
+)
+def test_a_weight_that_is_looked_up_here_and_multiplied_in_pytorch_is_in_pytorch(multiply, share):
+    model = ORTModule(Tied(multiply))
+    step(model, torch.randint(12, (2, 5)))
+    report = explain(model)
+    assert report.captured and report.weights_in_engine == pytest.approx(share)
