@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
+from ortmodule import ORTModule, explain
 from ortmodule.core import pytree
 from ortmodule.runtime.calls import call_differences
 from ortmodule.runtime.calls.call_differences import kind
@@ -64,3 +66,14 @@ def test_the_first_call():
     assert call_differences.describe(Call(X), [], [], []) == ("its first call", "")
     call = Call(X)
     assert call_differences.split(call, [], []) is call.key
+
+
+def test_a_hook_that_stays(monkeypatch):
+    """As the one that transformers leaves on the embedding when checkpointing is switched off again."""
+    monkeypatch.setenv("ORTMODULE_CAPTURE_SHARE", "0")
+    model = ORTModule(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)))
+    model(X).sum().backward()
+    model.module[0].register_forward_hook(lambda module, inputs, output: output.detach().requires_grad_())
+    with pytest.warns(UserWarning, match="hooks on submodules are others"):
+        model(X)
+    assert "hooks on submodules are others" in explain(model).fallback

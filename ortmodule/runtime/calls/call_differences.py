@@ -23,6 +23,7 @@ _MODES = (
     "autocast on a GPU", "the default type", "the setting for deterministic algorithms", "the forward that runs",
 )  # fmt: skip
 _STATE = len(_MODES) + 1
+_HOOKS = "hooks on submodules are others", "hooks"
 
 
 def split(call: Call, graphs: Sequence[CompiledGraph], misses: Sequence[DoesNotHold]) -> Hashable:
@@ -93,7 +94,7 @@ def _of_key(call: Call, other: tuple) -> tuple[str, str]:
             return f"{name} is {_short(key[i])}, and {_short(other[i])} in the graph that there is", name
     if key[_STATE] != other[_STATE]:
         return _of_state(call.tree, key[_STATE], other[_STATE])
-    return "hooks on submodules are others", "hooks"
+    return _HOOKS
 
 
 def _of_state(tree: Tree, number: int, other: int) -> tuple[str, str]:
@@ -104,6 +105,8 @@ def _of_state(tree: Tree, number: int, other: int) -> tuple[str, str]:
         if now != then:
             name = f"{path}.training" if path else "training"
             return f"{name} is {now}", name
+    if found[2] != before[2]:
+        return _HOOKS
     return "the types or requires_grad of parameters or buffers are others", "parameters"
 
 
