@@ -3,8 +3,8 @@
 There is no local memory, no division of 64 bits, and 16-bit floats are rounded by the instruction for it. Nothing is
 run.
 
-Chains are those of the benchmarked models (benchmark_chains.py), compiled by NVRTC with the engine's options. With
---full those of all rows.
+Chains are those of the benchmarked models (benchmark_chains.py), compiled by NVRTC with the engine's options for an
+H100. With --full those of all rows, and for sm_80 and sm_100, too.
 """
 
 import os
@@ -18,6 +18,7 @@ import pytest
 from ortmodule import _core
 from tests.cuda import sass
 from tests.cuda.nvidia import ROOT, library, needed, tool
+from tests.selection import each
 
 ARCHITECTURES = [80, 90, 100]
 #: Of benchmarks/rows.py: dropout, padding, rotary embeddings, and a loss of each kind.
@@ -90,7 +91,7 @@ def expected_pieces(text):
     return pieces
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@each("architecture", ARCHITECTURES, [90])
 def test_chains(chains, architecture):
     folder, options = chains
     compile_in(folder, architecture, options)
