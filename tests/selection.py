@@ -27,9 +27,10 @@ def half(values):
     return list(values)[::2]
 
 
-#: Of a test with at least so many cases --some takes one of so many; in folders whose cases take little, all.
+#: Of a test with at least so many cases --some takes one of so many; in some folders all: their cases take little, or
+#: each is another way of training on several processes.
 ONE_OF = {40: 12, 8: 6, 4: 4, 2: 2}
-WHOLE = ("ops", "project", "utils")
+WHOLE = ("distributed", "ops", "project", "trainer", "utils", "zero")
 #: The same of these tests, which take long, in such a folder.
 ONE_OF_LONG = {"tests/ops/test_alignment.py::test_unaligned": 3, "tests/ops/test_beyond_caches.py::test_pointwise": 2}
 #: Of tests with MANY cases, all of which the usual build runs, --some takes one of so many with these builds.
