@@ -16,6 +16,7 @@ SOLVER=(ortools==9.15.6755 absl-py==2.5.1 immutabledict==4.3.1 pandas==3.1.1)
 VENV=.venv
 SYSTEM_PACKAGES=(protobuf-c-compiler libprotobuf-c-dev)
 export PIP_DISABLE_PIP_VERSION_CHECK=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+unset PYTHONDONTWRITEBYTECODE # hundreds of processes import the same modules
 APT_IS_FRESH=
 
 say() { printf '\n== %s\n' "$*"; }

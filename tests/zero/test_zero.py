@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.selection import each
-
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("worker.py")
 LIMIT = 480  # seconds; two busy cores need 60
@@ -57,7 +55,7 @@ def rows_of(worker, folder, *arguments):
 def cells(request, tmp_path_factory):
     """What each of both ranks has seen, by cell: (type, stage, number of options) -> [rank 0's, rank 1's]. One pair of
     processes runs those of the types that are tested."""
-    kinds = dict.fromkeys(cell[0] for cell in (CELLS if request.config.getoption("--full") else SHORT))
+    kinds = dict.fromkeys(cell[0] for cell in CELLS)
     folder = tmp_path_factory.mktemp("cells")
     rows = rows_of(WORKER, folder, ",".join(kinds), str(folder))
     return {
@@ -80,7 +78,6 @@ def assert_same(ours, theirs, tolerance):
 
 CELLS = [(dtype, *cell) for dtype in TOLERANCE for cell in [(0, 0), (1, 0), (2, 0), (3, 1), (3, 0)]]
 CELLS.append(("bfloat16", 1, 1))
-SHORT = [cell for cell in CELLS if cell[0] != "float32"]
 #: By optimizer: what one pass over the gradients does instead of several.
 REPLACED = {
     "FusedAdam": [],
@@ -97,7 +94,7 @@ REPLACED = {
 
 @needs_deepspeed
 @pytest.mark.together  # one pair of processes runs all
-@each("dtype, stage, options", CELLS, SHORT)
+@pytest.mark.parametrize("dtype, stage, options", CELLS)
 def test_training(dtype, stage, options, cells):
     for cell in cells[dtype, stage, options]:
         assert cell["replaced"] == REPLACED[cell["optimizer"]]
@@ -113,7 +110,7 @@ def test_training(dtype, stage, options, cells):
 
 @needs_deepspeed
 @pytest.mark.together  # one pair of processes runs all
-@each("dtype, stage, options", CELLS, SHORT)
+@pytest.mark.parametrize("dtype, stage, options", CELLS)
 def test_checkpoints_load_across(dtype, stage, options, cells):
     for cell in cells[dtype, stage, options]:
         for direction in ("ours from theirs", "theirs from ours"):
@@ -128,7 +125,6 @@ def test_example(way):
     assert done.returncode == 0 and f"{way}, float16: " in done.stdout, done.stderr[-3000:]
 
 
-@pytest.mark.full
 @needs_deepspeed
 def test_pipeline(tmp_path):
     """DeepSpeed's pipeline of two stages: losses and parameters as of its own module, every layer in the engine."""
