@@ -232,7 +232,7 @@ def test_batches(drop_last):
         assert drop_last or seen == set(range(203))
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_dataloader(workers):
     dataset = Numbers(40)
     batches = LoadBalancingDistributedBatchSampler(
@@ -278,7 +278,7 @@ def test_resume(kind):
     assert list(other) == list(one) != whole
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [0, 1])
 def test_stateful_dataloader(kind, workers):
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
