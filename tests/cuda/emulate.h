@@ -74,15 +74,18 @@ static __attribute__((unused, noinline, no_sanitize("thread"))) int32_t atomicMa
     return before;
 }
 
+/* This one also among threads of the host that are none of the emulator's (test_fault_page.py), as is the fence. */
 static __attribute__((unused, noinline, no_sanitize("thread"))) int32_t atomicCAS(int32_t *at, int32_t old, int32_t x) {
-    const int32_t before = *at;
-    if (before == old) *at = x;
-    return before;
+    return __sync_val_compare_and_swap(at, old, x);
 }
+
+static __attribute__((unused, noinline, no_sanitize("thread"))) void emulated_fence(void) { __sync_synchronize(); }
 
 #define __syncthreads() emulated_barrier()
 #define __syncwarp() emulated_warp_barrier()
-#define __threadfence_system() ((void)0)
+#ifndef __threadfence_system
+#define __threadfence_system() emulated_fence()
+#endif
 #define __shfl_xor_sync(mask, mine, other)                                                                             \
     __extension__({                                                                                                    \
         __typeof__(mine) exchanged_ = (mine);                                                                          \

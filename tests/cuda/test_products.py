@@ -144,6 +144,16 @@ def test_transposed_and_sliced_operands(blas, kind):
     assert (blas.fake_blas_products() > before) == blas.takes
 
 
+def test_a_workspace_behind_a_larger_value(driver):  # noqa: F811
+    """Whose size is no multiple of 256 bytes. Most values are smaller: the workspace lies where memory begins."""
+    torch.manual_seed(0)
+    before = library("libcublasLt.so.13").fake_blas_products()
+    operands = [torch.randn(259, 1031), torch.randn(1031, 3)]  # 1,068,116 bytes, and a workspace of 274,688
+    rows = [("Softmax", "a", {}), ("MatMul", "t0 b", {})]
+    compare(rows, operands, lambda a, b: a.softmax(-1) @ b, dy=False)
+    assert library("libcublasLt.so.13").fake_blas_products() - before == 1
+
+
 def test_nothing_to_sum(blas):
     """No inner elements: zeros, or what is added."""
     a, b, c = torch.randn(3, 0), torch.randn(0, 4), torch.randn(4)

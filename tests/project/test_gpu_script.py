@@ -19,6 +19,7 @@ import torch
 from ortmodule import _core
 from ortmodule.engine.session import Run
 from tests.cpu import HAS_AVX512_BF16
+from tests.cuda.nvidia import packages
 from tests.rehearsal import AS_THERE, ROOT, Rehearsal, interpreter, script
 
 TESTS = """
@@ -78,6 +79,15 @@ def test_every_test_for_gpus_is_in_one_part(gpu):
             n = len(ours)
             expected = [[str(file.relative_to(ROOT)), "--share", f"{i}/{n}"] for i in range(1, n + 1)]
             assert n and ours == expected, f"{file.name}: {ours}"
+
+
+def test_sanitizers_see_where_tensors_end(gpu):
+    """Each is an allocation of its own there: by a setting that torch's allocators know, as many as are at hand."""
+    settings = [settings for _, _, command, settings in gpu.PARTS if command[0] == "compute-sanitizer"]
+    assert settings == [{"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}] * 3
+    for folder in packages():
+        if (allocator := folder / "torch" / "lib" / "libc10_cuda.so").exists():
+            assert all(name.encode() in allocator.read_bytes() for name in settings[0]), allocator
 
 
 def test_the_page_names_the_parts(gpu):

@@ -1,6 +1,7 @@
 /* driver.c -- calls the driver: devices, kernels, numbers, time, graphs. */
 #include "cuda/host/driver.h"
 
+#include "cuda/host/fault_page.h"
 #include "cuda/host/functions.h"
 #include "cuda/host/image.h"
 #include "cuda/host/named.h"
@@ -191,13 +192,8 @@ static status tell(ctx *c, const cuda_fault *f) {
 }
 
 static status look(ctx *c, const device *d) {
-    const volatile cuda_fault *there = d->fault;
     cuda_fault f;
-
-    if (there->kind == FAULT_NONE) return OK;
-    f = (cuda_fault){.kind = there->kind, .node = there->node, .value = there->value, .limit = there->limit};
-    memset(d->fault, 0, sizeof *d->fault);
-    return cuda_blame(c, tell(c, &f), f.node);
+    return fault_take(d->fault, &f) ? cuda_blame(c, tell(c, &f), f.node) : OK;
 }
 
 status cuda_begin(ctx *c, int index, void *stream, cuda_run *out) {
