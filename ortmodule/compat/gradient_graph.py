@@ -66,7 +66,8 @@ def export_gradient_graph(
     key, executable = next(reversed(parts[0].plans.items()))
     grads = [spec is not None for spec in executable.plan.output_grads]
     specs = parts[0].executables.specs_for(key[0])
-    plan = executable.session.model.plan(specs, parts[0].needs, grads, ALL_PASSES, executable.sizes)
+    session = executable.session
+    plan = session.model.plan(specs, parts[0].needs, grads, ALL_PASSES, executable.sizes, session.calls())
     sources = parts[0].capture.trace.sources
     if any(source.kind != "graph" for source in sources):
         raise CompatError(f"{type(model).__name__} gives back what it is given: the graph has no such output")

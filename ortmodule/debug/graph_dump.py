@@ -75,8 +75,8 @@ def _stages(graph: Any) -> dict[str, onnx.ModelProto]:
     key, executable = next(reversed(graph.plans.items()))
     model, session = executable.session.model, executable.session
     specs, needs, sizes = graph.executables.specs_for(key[0]), graph.needs, executable.sizes
-    plain = model.plan(specs, needs, None, ALL_PASSES, sizes)
-    before = model.plan(specs, needs, None, session.disabled, sizes, session.padding_unseen)
+    plain = model.plan(specs, needs, None, ALL_PASSES, sizes, session.calls())
+    before = model.plan(specs, needs, None, session.disabled, sizes, session.calls(), session.padding_unseen)
     ran = executable.plan.onnx()
     exported = onnx.ModelProto()
     exported.CopyFrom(graph.capture.model)

@@ -1,4 +1,4 @@
-"""Installs and removes ortmodule by pip around the compatible names, in an environment of its own."""
+"""Installs, upgrades and removes ONNX Runtime and ortmodule by pip around the compatible names, in an environment."""
 
 import os
 import subprocess
@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,22 @@ def imitation(folder, version):
     """An onnxruntime that has the names which scripts look at."""
     text = f"__version__ = {version!r}\ndef get_available_providers(): return ['CPUExecutionProvider']\n"
     return wheel(folder, "onnxruntime", version, {"onnxruntime/__init__.py": text.encode()})
+
+
+def version_of(wheel):
+    return wheel.name.split("-")[1]
+
+
+def official(folder):
+    """The one that is installed beside these tests, as a wheel."""
+    try:
+        found = metadata.distribution("onnxruntime")
+    except metadata.PackageNotFoundError:
+        pytest.skip("onnxruntime is not installed: it needs another library")
+    kept = [each for each in found.files if each.parts[0] == "onnxruntime" and each.suffix != ".pyc"]
+    return wheel(
+        folder, "onnxruntime", found.version, {each.as_posix(): Path(each.locate()).read_bytes() for each in kept}
+    )
 
 
 class Environment:
@@ -103,17 +120,48 @@ TRAINED = "ortmodule.module torch.Size([2, 3])"
 THEIRS = "import onnxruntime as o; print(o.__version__, 'CPUExecutionProvider' in o.get_available_providers())"
 
 
-def test_ortmodule_that_is_uninstalled(tmp_path):
+#: What makes a wheel of ONNX Runtime: one that is small, and the one that people install.
+each_wheel = pytest.mark.parametrize(
+    "newer", [lambda folder: imitation(folder, "1.31.0"), official], ids=["imitation", "official"]
+)
+
+
+@each_wheel
+def test_packages_that_come_and_go(newer, tmp_path):
+    latest, site = newer(tmp_path), Environment(tmp_path)
+    site.install(ours(tmp_path))
+    plain = site.files()
+    site.names("enable")
+    assert site.says(TRAINS) == TRAINED
+    for path in (imitation(tmp_path, "1.30.0"), latest):  # installed, upgraded
+        site.install(path)
+        assert site.says(THEIRS) == f"{version_of(path)} True" and site.says(TRAINS) == TRAINED
+        theirs = {name: text for name, text in site.files().items() if name.parts[0] == "onnxruntime"}
+        with zipfile.ZipFile(path) as archive:  # nothing was written into it
+            inside = {Path(name): archive.read(name) for name in archive.namelist() if name.startswith("onnxruntime/")}
+        assert theirs == inside
+    site.pip("uninstall", "-y", "onnxruntime")
+    assert site.says(TRAINS) == TRAINED and not (site.site / "onnxruntime").exists()
+    site.names("disable")
+    assert site.files() == plain
+
+
+@each_wheel
+def test_ortmodule_that_is_uninstalled(newer, tmp_path):
     """With the names still on."""
-    site = Environment(tmp_path)
-    site.install(imitation(tmp_path, "1.31.0"))
+    path, site = newer(tmp_path), Environment(tmp_path)
+    site.install(path)
     before = site.files()
     site.install(ours(tmp_path))
+    plain = site.files()
+    site.names("enable")
+    site.names("disable")
+    assert site.files() == plain
     site.names("enable")
     assert site.says(TRAINS) == TRAINED
     site.pip("uninstall", "-y", "ortmodule")
     assert site.run("-c", "print('starts')") == (0, "starts\n", "")
-    assert site.says(THEIRS) == "1.31.0 True"
+    assert site.says(THEIRS) == f"{version_of(path)} True"
     for name in ("torch_ort", "onnxruntime.training", "optimum.onnxruntime"):
         code, _, error = site.run("-c", f"import {name}")
         assert code and "ModuleNotFoundError" in error and "ortmodule" not in error.splitlines()[-1], error

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 
-from ortmodule import DebugOptions, ORTModule
+from ortmodule import DebugOptions, ORTModule, explain
 from ortmodule.compat.gradient_graph import export_gradient_graph
 from ortmodule.debug.standard_form import in_standard_form, name_apart
 
@@ -194,6 +194,34 @@ def test_saved_stages_run_elsewhere(training, tmp_path):
     for path in tmp_path.iterdir():
         names = [node.name for node in onnx.load(path).graph.node if node.name]
         assert len(set(names)) == len(names), path.name
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Twice(Words):
+    def forward(self, ids):
+        return Doubled.apply(super().forward(ids))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_saved_stages_with_a_function_of_pythons(training, tmp_path):
+    model = ORTModule(
+        Twice().train(training), DebugOptions(save_onnx=True, onnx_prefix="twice", save_path=str(tmp_path))
+    )
+    with torch.set_grad_enabled(training):
+        model(torch.tensor([[1, 2, 0]]))
+    assert explain(model).captured
+    stages = {path.name: [node.op_type for node in onnx.load(path).graph.node] for path in tmp_path.iterdir()}
+    found = {name.split("_", 1)[1]: set(operators) & {"PythonOp", "HostCall"} for name, operators in stages.items()}
+    assert len(found) == 5 and all(found.values()), stages
 
 
 def gpt2():

@@ -40,6 +40,12 @@ def batches():
         yield {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
+def weights(module):
+    """How many there are, those of embeddings aside. (Of what DeepSpeed has spread a process has none.)"""
+    inner = [each for each in module.modules() if not isinstance(each, torch.nn.Embedding)]
+    return sum(getattr(p, "ds_numel", p.numel()) for each in inner for p in each.parameters(recurse=False))
+
+
 class FullyShard:
     """FSDP2 in its usual order: each layer, then the model; ORTModule wraps that."""
 
@@ -79,13 +85,16 @@ class FullyShard:
         dcp_to_torch_save(path, f"{path}.pt")
         return torch.load(f"{path}.pt", weights_only=False)["model"]
 
+    def wrapped(self):
+        return [self.model]
+
     def reports(self):
         report = explain(self.model)
         return [report, *report.sharded.values()]
 
 
 class DeepSpeed:
-    """A stage of ZeRO. In stage 3 the layers are the units that are gathered, and each is an ORTModule."""
+    """A stage of ZeRO. In stage 3 layers are the units that are gathered; each is an ORTModule, and so is the head."""
 
     def __init__(self, ours):
         deepspeed.init_distributed("gloo", verbose=False)
@@ -95,6 +104,8 @@ class DeepSpeed:
             deepspeed.utils.set_z3_leaf_modules(model, [type(layers[0])])
             for i, layer in enumerate(layers if ours else ()):
                 layers[i] = ORTModule(layer)
+            if ours:
+                model.lm_head = ORTModule(model.lm_head)
         elif ours:
             model = ORTModule(model)
         mode = {"adam_w_mode": AdamWMode.ADAMW_TORCH} if ours else {}
@@ -125,9 +136,12 @@ class DeepSpeed:
             return get_fp32_state_dict_from_zero_checkpoint(path, tag="saved")
         return torch.load(os.path.join(path, "saved", "mp_rank_00_model_states.pt"), weights_only=False)["module"]
 
-    def reports(self):
+    def wrapped(self):
         model = self.engine.module
-        return [explain(each) for each in (model.model.layers if self.stage == 3 else [model])]
+        return [*model.model.layers, model.lm_head] if self.stage == 3 else [model]
+
+    def reports(self):
+        return [explain(each) for each in self.wrapped()]
 
 
 def main():
@@ -147,6 +161,9 @@ def main():
          "unreached": each.unreached_steps, "outside": sorted(each.python_ops)}
         for each in road.reports()
     ]  # fmt: skip
+    inside = sum(explain(each).weights_in_engine * weights(each) for each in road.wrapped())
+    whole = road.wrapped()[0] if len(road.wrapped()) == 1 else road.engine.module
+    result["share"] = inside / weights(whole)
     again = make(ours=True)
     again.load(path)
     result["resumed"] = [again.step(batch).item() for batch in data[SAVED:]]

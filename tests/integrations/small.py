@@ -52,11 +52,12 @@ WORK = 0.9  #: the share of a training's work that the engine does at least, of 
 
 
 def assert_in_engine(model, calls):
-    """The engine ran at least nine tenths of the calls, and no submodule is left to PyTorch."""
+    """The engine ran at least nine tenths of the calls and of the work, and no submodule is left to PyTorch."""
     report = explain(model)
     assert report.captured, report.fallback
     assert report.engine_calls >= WORK * calls and report.unreached_steps == 0, str(report)
     assert report.pytorch_calls <= (1 - WORK) * calls, str(report)
+    assert report.weights_in_engine >= WORK, str(report)
     paths = {path for path, _ in model._ortmodule.module.named_modules()}
     assert not paths.intersection(report.python_ops), report.python_ops
 

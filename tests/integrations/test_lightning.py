@@ -11,6 +11,7 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from ortmodule.optim import FusedAdam
+from tests.integrations.small import WORK, assert_in_engine
 
 lightning = pytest.importorskip("lightning.pytorch")
 datasets = pytest.importorskip("sklearn.datasets")
@@ -58,12 +59,6 @@ def trainer_of(folder, epochs, **settings):
         max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
         default_root_dir=folder, **settings,
     )  # fmt: skip
-
-
-def assert_in_engine(model, calls):
-    report = explain(model)
-    assert report.captured, report.fallback
-    assert report.engine_calls >= 0.9 * calls and report.unreached_steps == 0 and not report.python_ops, str(report)
 
 
 # (Lightning refuses to clip where the optimizer could unscale gradients by itself, as PyTorch's fused ones can.)
@@ -139,6 +134,7 @@ def test_a_lightning_module_that_is_wrapped_as_a_whole(tmp_path):
     torch.testing.assert_close(torch.stack(ours.losses), torch.stack(theirs.losses))
     report = explain(ours)
     assert (report.engine_calls, report.pytorch_calls, report.unreached_steps) == (STEPS, 0, 0)
+    assert report.weights_in_engine >= WORK
     plain = Whole()
     plain.load_state_dict(torch.load(path, weights_only=False)["state_dict"])
     torch.testing.assert_close(plain.state_dict(), ours.state_dict(), rtol=0, atol=0)

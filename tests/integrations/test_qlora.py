@@ -1,4 +1,4 @@
-"""Trains LoRA around layers of 4 bits, which PyTorch runs; the engine runs the rest, with the numbers of PyTorch."""
+"""LoRA around layers of 4 bits (bitsandbytes): PyTorch runs these layers, the engine the rest; PyTorch's numbers."""
 
 import copy
 

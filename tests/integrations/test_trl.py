@@ -31,11 +31,16 @@ def variety(completions, **_):
 
 
 CACHED = "GRPO, with a cache"
+#: TRL's function for probabilities, with the head in it, is PyTorch's: as in a model of some billion weights, the head
+#: has a small share of them.
+DEEP = {"hidden_size": 48, "intermediate_size": 256, "num_hidden_layers": 5}
+#: With TRL's default, which the other kinds are faster without.
+CHECKPOINTED = "completions"
 
 #: By kind of training: trainer, arguments, columns of the data, the head, more arguments.
 ROADS = {
     "SFT": (trl.SFTTrainer, trl.SFTConfig, {"text": lambda t: t}, None, {"max_length": LENGTH}),
-    "completions": (
+    CHECKPOINTED: (
         trl.SFTTrainer,
         trl.SFTConfig,
         {"prompt": begin, "completion": lambda t: t[len(begin(t)) :]},
@@ -83,14 +88,16 @@ class Seeds(transformers.TrainerCallback):
 def make(kind, wrap, folder):
     cls, configuration, columns, head, more = ROADS[kind]
     data = datasets.Dataset.from_dict({name: [f(t) for t in sentences()[:32]] for name, f in columns.items()})
-    model = llama(use_cache=kind == CACHED) if head is None else llama(head, num_labels=1)
+    generates = cls is trl.GRPOTrainer
+    shape = {} if generates else DEEP
+    model = llama(use_cache=kind == CACHED, **shape) if head is None else llama(head, num_labels=1)
     args = configuration(
         output_dir=str(folder), max_steps=STEPS, save_steps=3, logging_steps=1, per_device_train_batch_size=BATCH,
         learning_rate=1e-2, report_to=[], disable_tqdm=True, use_cpu=True, bf16=False, seed=7,
-        gradient_checkpointing=False, **more,
+        gradient_checkpointing=kind == CHECKPOINTED, **more,
     )  # fmt: skip
-    rewards = {"reward_funcs": variety} if cls is trl.GRPOTrainer else {}
-    references = {"ref_model": wrap(llama())} if kind == "DPO" else {}
+    rewards = {"reward_funcs": variety} if generates else {}
+    references = {"ref_model": wrap(llama(**DEEP))} if kind == "DPO" else {}
     return cls(
         model=wrap(model), args=args, train_dataset=data, processing_class=tokenizer(), callbacks=[Seeds()],
         **rewards, **references,
