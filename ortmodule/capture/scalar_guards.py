@@ -365,14 +365,13 @@ def _text(name: str) -> Replacement:
 
 
 def _hashes() -> Replacement:
-    """A number that follows from a size finds what is kept under that number, in dictionaries and sets."""
+    """A number that follows from a size finds what is kept under that number. (Those in torch's sets may have no data.)"""
 
     def make(original: Callable) -> Callable:
         def hash_of(tensor: torch.Tensor) -> int:
             recorder = active()
             file = sys._getframe(1).f_code.co_filename
-            # Its shape is asked for last: that would be a call of forward's, and a set of parameters reads none.
-            if recorder is None or _is_torch(file) or file.startswith(PACKAGE) or tensor.dim() or not is_number(tensor):
+            if recorder is None or _is_torch(file) or file.startswith(PACKAGE) or not is_number(tensor):
                 return original(tensor)
             with recorder.paused():
                 recorder.read(tensor)
