@@ -365,7 +365,7 @@ def _text(name: str) -> Replacement:
 
 
 def _hashes() -> Replacement:
-    """A number that follows from a size finds what is kept under that number. (Those in torch's sets may have no data.)"""
+    """A number that follows from a size finds what is kept under it. (Tensors in torch's own sets may have no data.)"""
 
     def make(original: Callable) -> Callable:
         def hash_of(tensor: torch.Tensor) -> int:

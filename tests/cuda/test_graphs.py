@@ -34,12 +34,12 @@ def aligned(count):
 
 
 class Step:
-    """A plan of the rows above and memory for its runs: by default always the same."""
+    """A plan of ``rows`` and memory for its runs: by default always the same."""
 
-    def __init__(self, needs=(True, True), shape=(9, 17, 5)):
+    def __init__(self, needs=(True, True), shape=(9, 17, 5), rows=ROWS):
         self.rows, self.inner, self.columns = shape
         specs = [("float32", (self.rows, self.inner)), ("float32", (self.inner, self.columns))]
-        self.session = session_of(ROWS, INPUTS, ("y", "float32", 2))
+        self.session = session_of(rows, INPUTS, ("y", "float32", 2))
         self.plan = self.session.plan(specs, needs, [True], gpu=torch.device("cpu"))
         torch.manual_seed(0)
         self.x, self.w = torch.randn(specs[0][1]), torch.randn(specs[1][1])
@@ -307,6 +307,27 @@ def test_the_graphs_of_all_plans_are_bounded(driver):  # noqa: F811
     assert same(steps[1].run(1), steps[1].run(1, graphs=False))
     assert steps[1].plan.graphs[0] == 4, "it had gone"
     assert _core.cuda_graphs()[0] == most
+    steps.clear()
+    gc.collect()
+    assert _core.cuda_graphs()[0] < 20
+
+
+@pytest.mark.full
+def test_the_kernels_of_all_graphs_are_bounded(driver):  # noqa: F811
+    """Long graphs are given back before there are as many of them as there may be short ones."""
+    most, length, steps, seen = 1 << 17, 1000, [], []
+    names = ["x", *(f"t{i}" for i in range(length))]
+    rows = [("Softmax", a, b, {"axis": -1}) for a, b in zip(names[:-1], names[1:], strict=True)]
+    rows.append(("MatMul", f"{names[-1]} w", "y", {}))
+    gc.collect()
+    for _ in range(most // (2 * length) + 4):
+        steps.append(Step(shape=(1, 2, 1), rows=rows))
+        for _ in range(2):
+            steps[-1].run(1)
+        seen.append(_core.cuda_graphs())
+    assert max(kernels for _, kernels in seen) <= most < sum(each.plan.graphs[0] for each in steps) * length
+    assert seen[-1][0] < 2 * len(steps) < 512 and seen[-1][1] > most - 3 * length
+    assert same(steps[0].run(1), steps[0].run(1, graphs=False))
     steps.clear()
     gc.collect()
     assert _core.cuda_graphs()[0] < 20
