@@ -230,8 +230,7 @@ class _Walk:
         """All fields of a plain object."""
         self.parts.append(type(value))
         self._slots(value, type(value))
-        if hasattr(value, "__dict__"):
-            self._attributes(vars(value))
+        self._attributes(value)
 
     def field(self, value: Any, name: str, watched: bool = False) -> None:
         """One field of a plain object. ``watched``: by itself, and not with all other fields."""
@@ -332,8 +331,8 @@ class _Walk:
         else:
             parts += (cls, Is(value))
             self._code(value)
-        if hasattr(value, "__dict__") and not isinstance(value, (types.ModuleType, types.MethodType)):
-            self._attributes(vars(value))
+        if not isinstance(value, (types.ModuleType, types.MethodType)):
+            self._attributes(value)
 
     def _open(self, value: Any, cls: type, length: int) -> None:
         self.parts += (cls, length)
@@ -346,10 +345,12 @@ class _Walk:
         self.found.polled = True
         self.found.others.append(value)
 
-    def _attributes(self, attributes: dict[str, Any]) -> None:
-        self.containers.append(attributes)
-        self.parts += (len(attributes), *attributes)
-        self._all(list(attributes.values()))
+    def _attributes(self, value: Any) -> None:
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):  # of `set[int]` it is the class's
+            self.containers.append(attributes)
+            self.parts += (len(attributes), *attributes)
+            self._all(list(attributes.values()))
 
     def _some_fields(self, value: Any, read: FieldSet) -> SomeFields:
         names, order = set(read.names), None

@@ -1,5 +1,6 @@
 """Dictionaries and namespaces that forward reads: a graph rests on the items that were read, not on the others."""
 
+import dataclasses
 import sys
 import types
 from collections import OrderedDict
@@ -201,6 +202,36 @@ def test_values_that_are_no_numbers():
         torch.testing.assert_close(ours(x), eager(x))
     eager.held["t"].add_(1)
     torch.testing.assert_close(ours(x), eager(x))
+
+
+def test_types_with_parameters():
+    """`set[int]` has its class's attributes, which are no dictionary."""
+    eager = made(lambda self, x: self.linear(x) * (2 if self.held["kind"] == set[int] else 3))
+    eager.held = {"kind": set[int], "other": list[str], "either": int | str}
+    ours, x = ORTModule(eager), rows(3, 4)
+    for kind in (set[int], set[str], set[int]):
+        eager.held["kind"] = kind
+        torch.testing.assert_close(ours(x), eager(x))
+    assert explain(ours).captured
+
+
+def test_a_dataclass_that_forward_makes():
+    """Its decorator reads dictionaries of types."""
+
+    def forward(self, x):
+        @dataclasses.dataclass
+        class Output:
+            loss: torch.Tensor
+            kinds: set[int] | None = None
+
+        return Output(self.linear(x)).loss
+
+    eager = made(forward)
+    ours = ORTModule(eager)
+    for count in (2, 3):
+        x = rows(count, 4)
+        torch.testing.assert_close(ours(x), eager(x))
+    assert explain(ours).captured and explain(ours).exports == 1
 
 
 def test_a_class_attribute():
