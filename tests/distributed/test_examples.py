@@ -78,8 +78,9 @@ def test_accelerate_launch():
         assert float(ours[1]) < float(ours[0]) - 0.3, found
 
 
-def assert_settings_train(settings, monkeypatch, capsys, *options):
-    """The example trains in the engine, or as it is, and its table has a row for each setting. Returns its rows."""
+def assert_settings_train(settings, losses, monkeypatch, capsys, *options):
+    """The example trains in the engine, or as it is, with losses between these two, and its table has a row for each
+    setting. Returns its rows."""
     from examples.twinbert import train
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -89,21 +90,23 @@ def assert_settings_train(settings, monkeypatch, capsys, *options):
     text = capsys.readouterr().out
     for setting, ranks in found.items():
         assert len(ranks) == 2 and all(each["fallback"] is None for each in ranks), ranks
-        assert f"| {setting} |" in text and all(0.3 < loss < 1.5 for each in ranks for loss in each["losses"]), ranks
+        seen = [loss for each in ranks for loss in each["losses"]]
+        assert f"| {setting} |" in text and losses[0] < min(seen) and max(seen) < losses[1], ranks
     return found
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 def test_twinbert(monkeypatch, capsys):
     small = ["--text", str(ROOT / "LICENSE"), "--batch-size", "4", "--length", "12", "--width", "32", "--layers", "1"]
-    assert_settings_train(["ortmodule", "deepspeed"], monkeypatch, capsys, *small)
+    assert_settings_train(["ortmodule", "deepspeed"], (0.6, 0.8), monkeypatch, capsys, *small)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.skipif(shutil.which("bible") is None, reason="bible-kjv is not installed")
 def test_memory_of_twinbert(monkeypatch, capsys):
     """Activations, gradients and the optimizer take at most 53 where PyTorch takes 84, as in the original's table."""
-    found = assert_settings_train(["pytorch", "deepspeed-ortmodule"], monkeypatch, capsys, "--layers=3")
+    settings = ["pytorch", "deepspeed-ortmodule"]
+    found = assert_settings_train(settings, (0.3, 1.5), monkeypatch, capsys, "--layers=3")
     theirs, ours = (max(rank["bytes"] for rank in ranks) for ranks in found.values())
     assert ours <= 53 / 84 * theirs, (ours, theirs)
 
