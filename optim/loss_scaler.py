@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ class StaticLossScaler:
             raise ArgumentError(f"the loss scale must be a number above 0, not {loss_scale}")
         self.loss_scale = float(loss_scale)
         self._unscaled: dict[int, bool] = {}  # by optimizer, until its step: are its gradients finite?
+        #: Makes one answer of those of all processes that have parts of a model.
+        self.agree: Callable[[bool], bool] = bool
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the factor, in float32 at least."""
@@ -45,9 +48,9 @@ class StaticLossScaler:
         if id(optimizer) in self._unscaled:
             raise StateError("the gradients of this optimizer are unscaled already")
         gradients = _gradients(optimizer)
-        self._unscaled[id(optimizer)] = finite = _all_finite(gradients)
+        self._unscaled[id(optimizer)] = finite = self.agree(_all_finite(gradients))
         if gradients:
-            foreach_mul_(gradients, 1.0 / self.loss_scale)
+            _multiply(gradients, 1.0 / self.loss_scale)
         return finite
 
     def step(self, optimizer: Any) -> bool:
@@ -55,11 +58,11 @@ class StaticLossScaler:
         finite = self._unscaled.pop(id(optimizer), None)
         if finite is None:
             gradients = _gradients(optimizer)
-            finite = _all_finite(gradients)
+            finite = self.agree(_all_finite(gradients))
             if finite and isinstance(optimizer, FusedOptimizer):
                 optimizer.scale_gradients(1.0 / self.loss_scale)
             elif finite and gradients:
-                foreach_mul_(gradients, 1.0 / self.loss_scale)
+                _multiply(gradients, 1.0 / self.loss_scale)
         if finite:
             optimizer.step()
         elif isinstance(optimizer, FusedOptimizer):
@@ -71,7 +74,7 @@ class StaticLossScaler:
         pass
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_unscaled"}
+        return {name: value for name, value in vars(self).items() if name not in ("_unscaled", "agree")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises ValueError for the state of another kind of scaler."""
@@ -124,6 +127,11 @@ class DynamicLossScaler(StaticLossScaler):
 
 def _gradients(optimizer: Any) -> list[torch.Tensor]:
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def _multiply(gradients: list[Any], factor: float) -> None:
+    """Of shards (DTensor) what this process has."""
+    foreach_mul_([g.to_local() if hasattr(g, "to_local") else g for g in gradients], factor)
 
 
 def _all_finite(gradients: list[torch.Tensor]) -> bool:

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from ortmodule.capture import scalar_guards
 from ortmodule.capture.call_patches import has_sparse_gradient, recordable
-from ortmodule.capture.calls import out_arguments
+from ortmodule.capture.calls import named_operators, out_arguments
 from ortmodule.capture.effects.filled_caches import may_set_up
 from ortmodule.capture.numbers import symbolic_numbers, tensor_facts
 from ortmodule.capture.randomness import chance, drawn_values
@@ -293,6 +293,7 @@ class TraceMode(TorchFunctionMode):
         if symbolic_numbers.is_among(args) or (kwargs and symbolic_numbers.is_among((*kwargs.values(),))):
             return symbolic_numbers.call(function, args, kwargs or {}, self._call)
         kwargs = kwargs or {}
+        function, args, kwargs = named_operators.as_function(function, args, kwargs)
         if collective := collectives.functional(function):
             return collectives.call_functional(self.node, collective, function, args, kwargs)
         if function in symbolic_numbers.NARROWING:

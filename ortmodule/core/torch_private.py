@@ -523,6 +523,12 @@ def _nothing(*args: Any) -> None:
     return None
 
 
+fake_tensor_mode: Any = _private(
+    "torch._subclasses.fake_tensor.FakeTensorMode", "sizes of what a stage of a pipeline gives, before it runs",
+    "ORTTrainer has no pipelines",
+)  # fmt: skip
+
+
 def unvalidated(met: Callable[[Callable], Callable]) -> AbstractContextManager[None]:
     """Inside, distributions validate samples by what ``met`` makes of the function that does it."""
     if validate_sample is None:

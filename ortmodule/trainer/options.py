@@ -50,9 +50,6 @@ def _without(default: Any, why: str) -> _Option:
     return _Option((type(default),), default, only=why)
 
 
-_PIPELINE = "stages of a pipeline are built with torch.distributed.pipelining, each an ORTModule"
-_HORIZONTAL = "layers are cut with torch.distributed.tensor.parallel, before the module is wrapped"
-
 #: All options, with their defaults. Groups are dictionaries.
 SCHEMA: dict[str, Any] = {
     "batch": {"gradient_accumulation_steps": _COUNT},
@@ -62,14 +59,15 @@ SCHEMA: dict[str, Any] = {
         "world_size": _COUNT,
         "local_rank": _Option((int,), 0, least=0),
         "data_parallel_size": _COUNT,
-        "horizontal_parallel_size": _without(1, _HORIZONTAL),
-        "pipeline_parallel_size": _without(1, _PIPELINE),
-        "num_pipeline_micro_batches": _without(1, _PIPELINE),
-        "pipeline_cut_info_string": _without("", _PIPELINE),
+        "horizontal_parallel_size": _COUNT,
+        "horizontal_parallel_plan": _Option((dict,), {}),
+        "pipeline_parallel_size": _COUNT,
+        "num_pipeline_micro_batches": _COUNT,
+        "pipeline_cut_info_string": _Option((str,), ""),
         "pipeline_parallel": {},
-        "sliced_schema": _without({}, _PIPELINE),
-        "sliced_axes": _without({}, _PIPELINE),
-        "sliced_tensor_names": _without([], _PIPELINE),
+        "sliced_schema": _Option((dict,), {}),
+        "sliced_axes": _Option((dict,), {}),
+        "sliced_tensor_names": _Option((list, tuple), []),
         "allreduce_post_accumulation": _FLAG,
         "deepspeed_zero_optimization": {"stage": _Option((int,), 0, least=0, most=1)},
         "enable_adasum": _FLAG,
@@ -129,11 +127,40 @@ class ORTTrainerOptions:
             raise ArgumentError(
                 f"the option distributed.world_rank is {sizes.world_rank}, of a world of {sizes.world_size}"
             )
-        if sizes.data_parallel_size not in (1, sizes.world_size):
+        _check_sizes(sizes)
+
+
+def _check_sizes(sizes: Any) -> None:
+    """Raises ValueError where the processes cannot be divided as the options say."""
+    parts = sizes.horizontal_parallel_size * sizes.pipeline_parallel_size
+    if sizes.world_size % parts or sizes.data_parallel_size not in (1, sizes.world_size // parts):
+        raise ArgumentError(
+            f"the option distributed.data_parallel_size is {sizes.data_parallel_size}, horizontal_parallel_size "
+            f"{sizes.horizontal_parallel_size} and pipeline_parallel_size {sizes.pipeline_parallel_size}, "
+            f"but distributed.world_size is {sizes.world_size}: it is their product"
+        )
+    if sizes.horizontal_parallel_size > 1 and sizes.pipeline_parallel_size > 1:
+        raise ArgumentError(
+            "the options distributed.horizontal_parallel_size and pipeline_parallel_size cannot both be above 1"
+        )
+    for name, asked in (
+        ("deepspeed_zero_optimization.stage", sizes.deepspeed_zero_optimization.stage),
+        ("enable_adasum", sizes.enable_adasum),
+    ):
+        if parts > 1 and asked:
             raise ArgumentError(
-                f"the option distributed.data_parallel_size is {sizes.data_parallel_size}, "
-                f"but distributed.world_size {sizes.world_size}: all processes have the whole model"
+                f"the option distributed.{name} is for processes that have the whole model, and "
+                "horizontal_parallel_size or pipeline_parallel_size is above 1"
             )
+    if sizes.pipeline_parallel_size == 1:
+        for name in ("num_pipeline_micro_batches", "pipeline_cut_info_string", "sliced_schema", "sliced_axes",
+                     "sliced_tensor_names"):  # fmt: skip
+            if getattr(sizes, name) not in (1, "", {}, [], ()):
+                raise ArgumentError(f"the option distributed.{name} needs distributed.pipeline_parallel_size above 1")
+    if sizes.horizontal_parallel_size == 1 and sizes.horizontal_parallel_plan:
+        raise ArgumentError(
+            "the option distributed.horizontal_parallel_plan needs distributed.horizontal_parallel_size above 1"
+        )
 
 
 def _read(given: Any, schema: dict[str, Any], path: str) -> SimpleNamespace:

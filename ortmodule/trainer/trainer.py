@@ -12,19 +12,17 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, distributed, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ortmodule.core import devices
-from ortmodule.core.config import Config
 from ortmodule.core.errors import ArgumentError, ArgumentTypeError, StateError
 from ortmodule.module import ORTModule
-from ortmodule.optim.adasum import adasum_hook
 from ortmodule.optim.config import OptimizerConfig
-from ortmodule.optim.fused import FusedOptimizer
 from ortmodule.optim.loss_scaler import DynamicLossScaler, StaticLossScaler
 from ortmodule.trainer import checkpoint, onnx_file
 from ortmodule.trainer.model_desc import ModelDescription
 from ortmodule.trainer.options import ORTTrainerOptions
+from ortmodule.trainer.processes import Processes
+from ortmodule.trainer.runners import CutLayers, PipelineStages, Runner, WholeModel
 from ortmodule.trainer.step_module import StepModule, loss_function, scalar
 
 
@@ -75,20 +73,52 @@ class ORTTrainer:
         self.options = ORTTrainerOptions() if options is None else options
         self.model, self.optim_config, self.loss_fn = model, optim_config, loss_function(loss_fn)
         self.model_desc = ModelDescription(model_desc)
-        self._world = _world(self.options)
+        self._processes = Processes(self.options)
         _seed(self.options.seed)
         if self.options.device.id is not None:
             model.to(self.options.device.id)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         _freeze(model, self.options.utils.frozen_weights)
         self._step_module = StepModule(model, self.loss_fn, self.model_desc)
-        self._engine: Any = ORTModule(self._step_module, config=_config(self.options))
-        self._module: Any = _data_parallel(self._engine, self.options) if self._world > 1 else self._engine
-        self.optimizer = _optimizer(optim_config, model, self.options)
-        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._dtype, self._scaler = _precision(self.options, self._device)
+        self._runner = self._runner_of(optim_config)
+        if self._processes.divide_the_model and self._scaler is not None:
+            self._scaler.agree = self._processes.agree
         self._info = TrainStepInfo(optim_config)
         self._samples: tuple[Tensor, ...] | None = None
+
+    def _runner_of(self, optim_config: OptimizerConfig) -> Runner:
+        sizes, common = self.options.distributed, (self.options, self._processes, self._autocast)
+        if sizes.horizontal_parallel_size > 1:
+            return CutLayers(self._step_module, optim_config, *common, self.model_desc)
+        if sizes.pipeline_parallel_size > 1:
+            return PipelineStages(self._step_module, optim_config, *common, self.model_desc)
+        return WholeModel(self._step_module, optim_config, *common)
+
+    @property
+    def optimizer(self) -> Any:
+        """Of this process's weights; None before the first step, where processes have parts of the model."""
+        return self._runner.optimizer
+
+    @property
+    def engine(self) -> Any:
+        """The ORTModule that runs here, for `explain`; None before the first step, where processes have parts."""
+        return self._runner.engine
+
+    @property
+    def parallel_plan(self) -> tuple[str, ...]:
+        """Names of the modules that are cut among processes, or at which stages of a pipeline begin."""
+        return self._runner.plan
+
+    @property
+    def data_parallel_size(self) -> int:
+        """How many processes, or groups of processes that have one model together, are given other batches."""
+        return self._processes.data_size
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which of these this process is: ``DistributedSampler(data, data_parallel_size, data_parallel_rank)``."""
+        return self._processes.data_rank
 
     @property
     def train_step_info(self) -> TrainStepInfo:
@@ -110,20 +140,21 @@ class ORTTrainer:
         Raises TypeError for other inputs, ValueError for a tensor that is not as described.
         """
         inputs = self._inputs(args, kwargs)
-        self._set_training(True)
+        self._runner.ready(inputs)
         last = (self._info.step + 1) % self._accumulation == 0
-        with self._collecting(last):
-            with self._autocast():
-                outputs = self._module(*inputs)
-            self.model_desc.check(inputs, outputs)
-            loss = scalar(outputs[self.model_desc.loss], self.model_desc.outputs[self.model_desc.loss].name)
-            part = loss if self._accumulation == 1 else loss / self._accumulation
-            (part if self._scaler is None else self._scaler.scale(part)).backward()
+        outputs = self._runner.train(inputs, self._loss_of, last)
         self._info.step += 1
         if last:
             self._update()
         outputs = tuple([output.detach() for output in outputs])
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _loss_of(self, outputs: Sequence[Tensor]) -> Tensor:
+        """What is differentiated."""
+        self.model_desc.check((), outputs)
+        loss = scalar(outputs[self.model_desc.loss], self.model_desc.outputs[self.model_desc.loss].name)
+        part = loss if self._accumulation == 1 else loss / self._accumulation
+        return part if self._scaler is None else self._scaler.scale(part)
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
         """The described outputs in eval mode, without gradients. Where the label is left out, those without the loss.
@@ -132,12 +163,11 @@ class ORTTrainer:
         """
         without_label = self.loss_fn is not None and len(args) + len(kwargs) == len(self.model_desc.inputs) - 1
         inputs = self._inputs(args, kwargs, without_label)
-        self._set_training(False)
-        with torch.no_grad(), self._autocast():
-            if without_label:
-                return _alone(self._step_module.predict(*inputs))
-            outputs = self._engine(*inputs)
-        self.model_desc.check(inputs, outputs)
+        if not without_label:
+            self._runner.ready(inputs)
+        outputs = self._runner.evaluate(inputs, not without_label)
+        if not without_label:
+            self.model_desc.check(inputs, outputs)
         return _alone(outputs)
 
     @property
@@ -163,28 +193,20 @@ class ORTTrainer:
             self._samples = inputs
         return inputs
 
-    def _set_training(self, mode: bool) -> None:
-        if self.model.training != mode or self._engine.training != mode:
-            self._module.train(mode)
-
     def _autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._dtype is None else torch.autocast(self._device.type, self._dtype)
-
-    def _collecting(self, last: bool) -> AbstractContextManager[Any]:
-        """Gradients of all steps but the last are added up in each process, where it is asked for."""
-        wait = self._world > 1 and not last and self.options.distributed.allreduce_post_accumulation
-        return self._module.no_sync() if wait else nullcontext()
 
     def _update(self) -> None:
         scaler, clip = self._scaler, self.optim_config.max_norm_clip
         if self.options.lr_scheduler is not None:
             self._set_rates()
+        self._runner.join_gradients()
         finite = True
         if clip is not None and self.options.utils.grad_norm_clip:
             if scaler is not None:
                 finite = scaler.unscale_(self.optimizer)
             if finite:
-                self._clip(clip)
+                self._runner.clip(clip)
         if scaler is not None:
             finite = scaler.step(self.optimizer)
         else:
@@ -193,18 +215,12 @@ class ORTTrainer:
         self._info.all_finite = finite
         self._info.optimization_step += 1
 
-    def _clip(self, most: float) -> None:
-        if isinstance(self.optimizer, FusedOptimizer):
-            self.optimizer.clip_grad_norm(most)
-        else:  # ZeRO's has states of a part of the parameters, and gradients of all
-            nn.utils.clip_grad_norm_(self.model.parameters(), most)
-
     def _set_rates(self) -> None:
         scheduler = self.options.lr_scheduler
         step = getattr(scheduler, "_step", scheduler.get_lr)  # keeps it for get_last_lr
         rate = step(self._info)[0]
         factor = rate / self.optim_config.lr if self.optim_config.lr else 0.0
-        for group, base in zip(self.optimizer.param_groups, self._rates, strict=True):
+        for group, base in zip(self.optimizer.param_groups, self._runner.rates, strict=True):
             group["lr"] = rate if base == self.optim_config.lr else base * factor
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
@@ -214,23 +230,20 @@ class ORTTrainer:
 
         Raises RuntimeError between the steps of an accumulation whose gradients several processes have not reduced.
         """
-        accumulated = self._info.step % self._accumulation
-        if accumulated and self._world > 1:
+        accumulated, world = self._info.step % self._accumulation, self._processes.size
+        if accumulated and world > 1:
             raise StateError(
-                f"a checkpoint of {self._world} processes is made after an update, not after {accumulated} of "
+                f"a checkpoint of {world} processes is made after an update, not after {accumulated} of "
                 f"{self._accumulation} accumulated steps"
             )
-        if hasattr(self.optimizer, "consolidate_state_dict"):
-            self.optimizer.consolidate_state_dict(to=0)
         mine = [devices.generators()]
-        if self._world > 1:
-            mine = [None] * self._world  # type: ignore[list-item]  # all_gather_object fills it
+        if world > 1:
+            mine = [None] * world  # type: ignore[list-item]  # all_gather_object fills it
             distributed.all_gather_object(mine, devices.generators())
-        rank = self.options.distributed.world_rank
         gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None} if accumulated else {}
         return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict() if rank == 0 else {},
+            "model": self._runner.weights(),
+            "optimizer": self._runner.optimizer_state(),
             "gradients": gradients,
             "loss_scaler": None if self._scaler is None else self._scaler.state_dict(),
             "steps": {"optimization_step": self._info.optimization_step, "step": self._info.step},
@@ -246,16 +259,16 @@ class ORTTrainer:
         if (state["loss_scaler"] is None) != (self._scaler is None):
             has = "no loss scaler" if state["loss_scaler"] is None else "a loss scaler"
             raise ArgumentError(f"the checkpoint {path} is of a training with {has}, this one is not")
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.model.load_state_dict(state["model"])
+        self._runner.load(state["model"], state["optimizer"])
         if self._scaler is not None:
             self._scaler.load_state_dict(state["loss_scaler"])
         vars(self._info).update(state["steps"])
-        self.optimizer.zero_grad()
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
         for name, p in self.model.named_parameters():
             if name in state["gradients"]:
                 p.grad = state["gradients"][name].to(p.device)
-        if len(state["generators"]) == self._world:  # of as many processes: each goes on with its own
+        if len(state["generators"]) == self._processes.size:  # of as many processes: each goes on with its own
             devices.set_generators(state["generators"][self.options.distributed.world_rank])
 
     def save_checkpoint(self, path: str | os.PathLike[str], user_dict: Mapping[str, Any] | None = None) -> None:
@@ -272,7 +285,7 @@ class ORTTrainer:
         state = {**self.state_dict(), "user": user}
         if self.options.distributed.world_rank == 0:
             checkpoint.write(path, state)
-        if self._world > 1:
+        if self._processes.size > 1:
             distributed.barrier()
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -293,16 +306,22 @@ class ORTTrainer:
         if self._samples is None:
             raise StateError("save_as_onnx needs a train_step or eval_step before, for the types of the inputs")
         inputs, outputs = self.model_desc.inputs, self.model_desc.outputs
-        if self.loss_fn is None:
-            function: Any = self._step_module.forward
-        else:
-            function, inputs = self._step_module.predict, inputs[:-1]
+        if self.loss_fn is not None:
+            inputs = inputs[:-1]
             outputs = [entry for entry in outputs if not entry.is_loss]
             if not outputs:
                 raise ArgumentError(
                     "the model description has no output but the loss: there is nothing to save as ONNX"
                 )
-        onnx_file.save(path, self.model, function, self._samples[: len(inputs)], inputs, outputs)
+        model = self._runner.whole_model()
+        try:
+            if model is not None:
+                step = StepModule(model, self.loss_fn, self.model_desc)
+                function = step.forward if self.loss_fn is None else step.predict
+                onnx_file.save(path, model, function, self._samples[: len(inputs)], inputs, outputs)
+        finally:
+            if self._processes.divide_the_model:
+                distributed.barrier()
 
 
 def _alone(outputs: tuple[Any, ...]) -> Any:
@@ -310,24 +329,6 @@ def _alone(outputs: tuple[Any, ...]) -> Any:
 
 
 # --- what the options say ---------------------------------------------------------------------------------------------
-
-
-def _world(options: ORTTrainerOptions) -> int:
-    """How many processes train together."""
-    size, rank = options.distributed.world_size, options.distributed.world_rank
-    if size == 1:
-        return 1
-    if not (distributed.is_available() and distributed.is_initialized()):
-        raise StateError(
-            f"the option distributed.world_size is {size}: call torch.distributed.init_process_group before"
-        )
-    found = distributed.get_world_size(), distributed.get_rank()
-    if (size, rank) != found:
-        raise ArgumentError(
-            f"the options distributed.world_size and world_rank are {size} and {rank}, "
-            f"the process group has {found[0]} and {found[1]}"
-        )
-    return size
 
 
 def _seed(seed: int | None) -> None:
@@ -343,35 +344,6 @@ def _freeze(model: nn.Module, names: Sequence[str]) -> None:
         if name not in known:
             raise ArgumentError(f"the option utils.frozen_weights names {name}, and the model has no such parameter")
         known[name].requires_grad_(False)
-
-
-def _config(options: ORTTrainerOptions) -> Config:
-    """What is recomputed, and the limit of memory, are settings of the engine."""
-    settings: dict[str, Any] = {}
-    switches = options.graph_transformer
-    if switches.attn_dropout_recompute or switches.gelu_recompute:
-        settings["memory_opt_level"] = 2
-    elif switches.transformer_layer_recompute:
-        settings["memory_opt_level"] = 1
-    if options.device.mem_limit:
-        settings["memory_budget"] = options.device.mem_limit
-    return Config(**settings)
-
-
-def _data_parallel(module: Any, options: ORTTrainerOptions) -> Any:
-    parallel = DistributedDataParallel(module)
-    if options.distributed.enable_adasum:
-        parallel.register_comm_hook(None, adasum_hook)
-    return parallel
-
-
-def _optimizer(config: OptimizerConfig, model: nn.Module, options: ORTTrainerOptions) -> Any:
-    groups = config.groups(model)
-    if options.distributed.deepspeed_zero_optimization.stage == 0 or options.distributed.world_size == 1:
-        return config.optimizer(groups)  # type: ignore[call-arg]  # those of a configuration need no more
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # it has a process group at hand by now
-
-    return ZeroRedundancyOptimizer(groups, optimizer_class=config.optimizer)
 
 
 def _precision(

@@ -28,6 +28,9 @@ CASES = [
     (2, "example_cases:sharded"), (2, "example_cases:tensor_parallel"),
     (2, "example_cases:sequence_parallel"), (2, "example_cases:context_parallel"),
     (2, "example_cases:pipelines"), (4, "example_cases:two_dimensions"),
+    (2, "trainer_cases:trainer_pipeline"), (2, "trainer_cases:trainer_horizontal"),
+    (2, "trainer_cases:trainer_checkpoints"), (2, "trainer_cases:trainer_messages"),
+    (4, "trainer_cases:trainer_and_data_parallel"),
 ]  # fmt: skip
 
 

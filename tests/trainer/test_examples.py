@@ -38,7 +38,7 @@ def test_pretrain_bert(tmp_path, capsys, monkeypatch):
     first, second = train.main(small)
     assert len(first) == 11 and len(second) == 1 and "phase 2: loss" in capsys.readouterr().out
     assert sum(first[-3:]) < sum(first[:3]) and (tmp_path / "bert.pt").exists()
-    assert all(explain(trainer._engine).captured for trainer in made)
+    assert all(explain(trainer.engine).captured for trainer in made)
     pairs = data.Pairs(*data.load(TEXT.read_text(), 300), 24)
     samples = [pairs[i] for i in range(60)]
     masked = torch.stack([(s["labels"] != data.IGNORED).sum() for s in samples]).sum()

@@ -39,7 +39,7 @@ def test_losses_of_a_loop():
         optimizer.zero_grad()
         assert torch.equal(ours.train_step(x, label), loss.detach())
     assert same_weights(ours.model, theirs)
-    assert explain(ours._engine).captured
+    assert explain(ours.engine).captured
     info = ours.train_step_info
     assert (info.step, info.optimization_step, info.all_finite) == (5, 5, True)
 
@@ -120,10 +120,10 @@ def test_settings_of_the_engine(monkeypatch):
         ({"attn_dropout_recompute": True, "transformer_layer_recompute": True}, 2),
     ):  # fmt: skip
         ours = small.trainer({"graph_transformer": switches, "device": {"mem_limit": 2**30}})
-        config = ours._engine._ortmodule.config
+        config = ours.engine._ortmodule.config
         assert (config.memory_opt_level, config.memory_budget) == (level, 2**30)
     monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", "1")
-    assert small.trainer()._engine._ortmodule.config.memory_opt_level == 1
+    assert small.trainer().engine._ortmodule.config.memory_opt_level == 1
     assert Config().memory_opt_level == 0
 
 
