@@ -13,6 +13,8 @@ DEEPSPEED=0.19.8
 NVIDIA=(nvrtc==13.5.37 nvdisasm==13.5.37 cuobjdump==13.5.37 runtime==13.5.37 crt==13.5.37)
 # An exact solver, which the planner of memory is compared with. (It asks for an older protobuf than it needs.)
 SOLVER=(ortools==9.15.6755 absl-py==2.5.1 immutabledict==4.3.1 pandas==3.1.1)
+# Opens the files that `save_as_onnx` writes. In a folder of its own: tests of our own onnxruntime names need it away.
+RUNTIME=(onnxruntime==1.32.0 flatbuffers==25.12.19)
 VENV=.venv
 SYSTEM_PACKAGES=(protobuf-c-compiler libprotobuf-c-dev)
 export PIP_DISABLE_PIP_VERSION_CHECK=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -99,6 +101,8 @@ install_python_packages() {
     DS_BUILD_OPS=0 pip_install --no-build-isolation "deepspeed==$DEEPSPEED" ||
         say "DeepSpeed could not be installed: its tests are left out"
     pip_install --no-deps "${SOLVER[@]}" || say "OR-tools could not be installed: tests that compare with it are left out"
+    pip_install --no-deps --target "$VENV/onnxruntime" --upgrade "${RUNTIME[@]}" ||
+        say "onnxruntime could not be installed: the tests that open files with it are left out"
     # Large libraries that wrapped modules are used with, for the exhaustive form alone.
     [ -z "${LIBRARIES:-}" ] || pip_install -r scripts/requirements-libraries.txt ||
         say "these libraries could not be installed: their tests are left out"
@@ -128,7 +132,7 @@ setup() {
         say "making a virtual environment in $VENV"
         "$PYTHON" -m venv "$VENV"
     fi
-    stamped packages "$TORCH $DEEPSPEED ${NVIDIA[*]} ${SOLVER[*]} ${LIBRARIES:+$(hash_of scripts/requirements-libraries.txt)} $(hash_of scripts/requirements.txt docs/requirements.txt)" install_python_packages
+    stamped packages "$TORCH $DEEPSPEED ${NVIDIA[*]} ${SOLVER[*]} ${RUNTIME[*]} ${LIBRARIES:+$(hash_of scripts/requirements-libraries.txt)} $(hash_of scripts/requirements.txt docs/requirements.txt)" install_python_packages
     compgen -G 'ortmodule/_core*.so' >/dev/null || rm -f "$VENV"/.stamp-{project,csrc} # removed, by git clean for one
     stamped project "$(hash_of setup.py pyproject.toml)" install_project
     stamped csrc "$(hash_of csrc)" build_engine
