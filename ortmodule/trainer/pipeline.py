@@ -191,7 +191,7 @@ class Pipeline:
     def _run(self, inputs: Sequence[Tensor], training: bool, with_label: bool) -> tuple[Tensor, ...]:
         parts = self._slices.cut(self._description.inputs[: len(inputs)], inputs)
         variant = self._variant(training, with_label, parts[0])
-        schedule, shapes = self._schedule(variant, parts[0], training)
+        schedule, shapes = self._schedule(variant, parts[0], training, with_label)
         variant.stage.begin(parts)
         target = torch.arange(len(parts), device=self._device)
         schedule.step(target=target, return_outputs=False)
@@ -247,7 +247,7 @@ class Pipeline:
         return some[-1]
 
     def _schedule(
-        self, variant: _Variant, part: Sequence[Tensor], training: bool
+        self, variant: _Variant, part: Sequence[Tensor], training: bool, with_label: bool
     ) -> tuple[Any, list[tuple[Tensor, ...]]]:  # fmt: skip
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
@@ -255,6 +255,8 @@ class Pipeline:
         if key not in variant.schedules:
             with self._autocast():
                 shapes = _shapes(variant.cut, part)
+            if with_label:
+                self._description.check((), shapes[-1])  # in all processes, before any waits for another
             before = shapes[self._rank - 1] if self._rank else ()
             stage = PipelineStage(
                 variant.stage, self._rank, self._stages, self._device, input_args=before,
@@ -269,12 +271,20 @@ class Pipeline:
     # --- weights --------------------------------------------------------------------------------------------------
 
     def _owned(self, cut: CutGraph) -> frozenset[str]:
-        """Names in the model of the parameters of this stage. Raises ValueError for a stage that trains none."""
+        """Names in the model of the parameters and buffers of this stage; the first has those that no stage reads.
+
+        Raises ValueError for a stage that trains none.
+        """
+        stages = [{id(t) for t in cut.tensors(k)} for k in range(self._stages)]
         for k in range(self._stages):
             if not any(p.requires_grad for p in cut.owners(k).values()):
                 raise ArgumentError(f"stage {k} of the pipeline has no parameter to train: cut the model elsewhere")
-        mine = {id(p) for p in cut.owners(self._rank).values()}
-        return frozenset(n for n, p in self._step.model.named_parameters() if id(p) in mine)
+        read = set().union(*stages)
+        model = self._step.model
+        named = (*model.named_parameters(), *model.named_buffers())
+        return frozenset(
+            name for name, t in named if id(t) in stages[self._rank] or (self._rank == 0 and id(t) not in read)
+        )
 
     def _groups_of_shared(self, cut: CutGraph) -> list[tuple[str, int]]:
         """Parameters that several stages have, and the first of these: their gradients are added up."""

@@ -7,7 +7,7 @@ from these alone (masks, positions) each stage computes for itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,11 @@ class CutGraph:
     def owners(self, k: int) -> dict[str, Tensor]:
         """Parameters that stage ``k`` reads, by their names in the module."""
         return dict(self.stages[k].module.named_parameters())
+
+    def tensors(self, k: int) -> Iterator[Tensor]:
+        """Parameters and buffers that stage ``k`` reads: the module's own."""
+        yield from self.stages[k].module.parameters()
+        yield from self.stages[k].module.buffers()
 
     def run(self, inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """What each stage returns, one after the other in this process."""

@@ -52,35 +52,36 @@ def _part_of(whole: Tensor, like: Any) -> Tensor:
 
 
 def gathered_weights(model: nn.Module, own: Iterable[str] | None) -> dict[str, Any]:
-    """Weights and buffers of all processes, on rank 0. ``own``: names of parameters that are here; None: all."""
-    mine = set(own) if own is not None else None
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    canonical = {id(p): name for name, p in model.named_parameters()}
-    named = dict(model.named_parameters(remove_duplicate=False))
-    state = {}
-    for name, tensor in model.state_dict().items():
-        if mine is None or name not in parameters or canonical[id(named[name])] in mine:
-            state[name] = _whole(tensor)
-    if mine is None:
+    """Weights and buffers of all processes, on rank 0. ``own``: names of those that are here; None: all."""
+    state = {name: _whole(tensor) for name, tensor in _here(model, own)}
+    if own is None:
         return state
-    found = _at_first(state)
     joined: dict[str, Any] = {}
-    for other in found:
-        joined = {**other, **joined}
+    for other in _at_first(state):
+        joined |= other
     return {name: joined[name] for name in model.state_dict() if name in joined}
 
 
 def put_weights(model: nn.Module, whole: Mapping[str, Any], own: Iterable[str] | None) -> None:
     """Copies whole weights and buffers into what this process has of them."""
-    mine = set(own) if own is not None else None
-    canonical = {id(p): name for name, p in model.named_parameters()}
-    named: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
     with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            if mine is not None and name in named and canonical[id(named[name])] not in mine:
-                continue
+        for name, tensor in _here(model, own):
             if isinstance(tensor, Tensor):
                 tensor.copy_(_part_of(whole[name], tensor))
+
+
+def _here(model: nn.Module, own: Iterable[str] | None) -> list[tuple[str, Any]]:
+    """The entries of the model's state that this process has, under all of their names."""
+    state = model.state_dict(keep_vars=True)
+    if own is None:
+        return [(name, _detached(value)) for name, value in state.items()]
+    mine, tensors = set(own), {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    return [(name, _detached(value)) for name, value in state.items() if names.get(id(value), name) in mine]
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def gathered_optimizer(optimizer: Any, names: WholeNames, own: Mapping[str, Tensor], divided: bool) -> dict[str, Any]:

@@ -48,7 +48,10 @@ def trained(backend, *given):
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.together  # one process has what they share
-@pytest.mark.parametrize("given", [["--stage=2", "--dtype=bfloat16"], ["--stage=3"], ["--pipeline"]])
+@pytest.mark.parametrize(
+    "given",  # tests/zero has all stages and types
+    [pytest.param(["--stage=2", "--dtype=bfloat16"], marks=pytest.mark.full), ["--stage=3"], ["--pipeline"]],
+)
 def test_deepspeed(given, monkeypatch):
     """ZeRO and a pipeline learn the same with the engine; the command starts the processes itself."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

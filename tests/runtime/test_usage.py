@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from ortmodule import ORTModule, explain
 from ortmodule.runtime.calls.usage import UNREACHED, Usage
 
 
@@ -71,3 +72,17 @@ def test_other_modules_and_inner_ones(used):
     usage.inner = True
     step(module)
     assert said == []
+
+
+def test_two_wrapped_modules_with_the_same_parameters(recwarn):
+    """A step behind one of them is no step without a call of the other; one behind neither is."""
+    layer = nn.Linear(4, 4)
+    first, second = ORTModule(nn.Sequential(layer)), ORTModule(nn.Sequential(layer, nn.ReLU()))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(2):
+        first(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert explain(second).unreached_steps == 0 and not [w for w in recwarn if "not called through" in str(w.message)]
+    layer(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert explain(second).unreached_steps == explain(first).unreached_steps == 1

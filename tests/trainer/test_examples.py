@@ -82,3 +82,26 @@ def test_nothing_is_found_in_the_examples(name, tmp_path, monkeypatch):
     train = importlib.import_module(f"examples.{name}.train")
     train.main([*SMALL[name], "--text", str(TEXT), "--steps", "4", "--checkpoint", str(tmp_path / "model.pt")])
     assert len(compared) >= 3 and not found
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+def test_finetune_gpt(tmp_path, capsys):
+    """A base that is trained here, and one from a folder with its tokenizer, know more of the text afterwards."""
+    pytest.importorskip("tokenizers")
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    from examples.finetune_gpt import train
+    from examples.pretrain_gpt.data import load
+
+    small = ["--text", str(TEXT), "--length", "16", "--width", "32", "--layers", "1", "--batch-size", "4"]
+    small += ["--evaluate", "2", "--steps", "12", "--vocabulary", "300", "--lr", "0.01"]
+    found = train.main([*small, "--base-steps", "4", "--checkpoint", str(tmp_path / "gpt.pt")])
+    assert "perplexity of the unseen text" in capsys.readouterr().out and (tmp_path / "gpt.pt").exists()
+    assert len(found["losses"]) == 12 and found["after"] < 0.9 * found["before"]
+
+    folder, (_, _, tokenizer) = tmp_path / "base", load(300, text=str(TEXT))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer).save_pretrained(folder)
+    config = GPT2Config(vocab_size=300, n_positions=16, n_embd=32, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    found = train.main([*small, "--weights", str(folder)])
+    assert found["after"] < 0.9 * found["before"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -37,8 +37,9 @@ class Usage:
     def calls(self) -> int:
         return self.engine + self.pytorch
 
-    def has_gradient(self) -> bool:
-        return any(_is_gradient(p.grad) for p in self.module.parameters())
+    def has_gradient(self, reached: Container[int]) -> bool:
+        """Of a parameter that is not among ``reached``, ids of those of modules that were called."""
+        return any(id(p) not in reached and _is_gradient(p.grad) for p in self.module.parameters())
 
 
 def _is_gradient(grad: torch.Tensor | None) -> bool:
@@ -60,10 +61,14 @@ class _Steps:
 
     def look(self) -> None:
         found = list(self.calls.items())
-        called = {id(usage.module) for usage, before in found if usage.calls != before}  # `copy.copy` has its module
-        for usage, _ in found:
-            self.calls[usage] = usage.calls
-            if id(usage.module) not in called and usage.has_gradient():
+        called = [usage for usage, before in found if usage.calls != before]
+        modules = {id(usage.module) for usage in called}  # `copy.copy` has its module
+        others = [usage for usage, _ in found if id(usage.module) not in modules]
+        self.calls.update((usage, usage.calls) for usage in called)
+        if others:  # two wrapped modules may have the same parameters
+            reached = {id(p) for usage in called for p in usage.module.parameters()}
+        for usage in others:
+            if usage.has_gradient(reached):
                 usage.unreached += 1
                 usage.bypassed(UNREACHED)
 
