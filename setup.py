@@ -126,6 +126,10 @@ if THREADS:
     CFLAGS += ["-fsanitize=thread", "-Wno-tsan"]  # gcc's does not know fences
     LDFLAGS += ["-fsanitize=thread"]
 COUNTED = ["-fsanitize-coverage=trace-pc"] * COVERAGE
+#: Sources of many instances of one kernel. gcc takes three fifths of its time at -O3, and what it makes is as fast
+#: (docs/benchmarks.md): of what -O3 adds these matter.
+QUICK = ["-O2", "-fvect-cost-model=dynamic", "-funswitch-loops", "-fpeel-loops", "-fsplit-loops"]
+QUICK_SOURCES = ("ops/losses/loss.c", "ops/norms/norm.c", "ops/reductions/softmax.c")
 CAP = os.environ.get("ORTMODULE_CPU", "")
 if CAP:
     if CAP not in ("avx2", "baseline"):
@@ -214,7 +218,8 @@ def c_objects(sources, temp, flags=()):
             host = [*CC, *CFLAGS, *flags, "-DORT_HOST", "-x", "c"]
             objects.append(Object(host, source, target.with_suffix(".cu.o")))
         else:
-            objects.append(Object([*CC, *CFLAGS, *flags], source, target))
+            quick = QUICK if "-O3" in CFLAGS and str(source).endswith(QUICK_SOURCES) else []
+            objects.append(Object([*CC, *CFLAGS, *quick, *flags], source, target))
     return objects
 
 
