@@ -428,7 +428,7 @@ class _Flat(nn.Module):
         self._put_back_parameters(before, node)
         for i, kept in enumerate(self.containers):
             if any(entered.container is kept.container and entered.changed() for entered in before.containers):
-                self.containers[i] = Items(kept.container)
+                self.containers[i] = type(kept)(kept.container)
                 self.regions.altered.append(kept.container)
         for slot in self.tree.others:
             (tensor, version), value = before.versions.get(slot.name, (None, 0)), slot.find()

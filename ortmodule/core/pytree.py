@@ -31,7 +31,7 @@ import torch
 
 from ortmodule.core.errors import Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
-from ortmodule.core.structures import dtensor_results, leaves, numpy_values, sequences, sparse_arguments
+from ortmodule.core.structures import attributes, dtensor_results, leaves, numpy_values, sequences, sparse_arguments
 from ortmodule.core.structures.classes import is_made_by_statement
 from ortmodule.core.structures.tokens import (
     ARRAY,
@@ -354,7 +354,7 @@ class _Dict(sequences.Container):
         if isinstance(value, defaultdict):
             writer.add(value.default_factory)
         if cls not in self.plain:
-            _Attributes.write_names(writer, value)
+            attributes.write(writer, value)
 
     @classmethod
     def read(self, reader: _Reader, cls: type, target: Any) -> dict:
@@ -368,7 +368,7 @@ class _Dict(sequences.Container):
             base.__setitem__(value, key, item)
         if issubclass(cls, defaultdict):
             value.default_factory = reader.value()
-        return value if cls in self.plain else _Attributes.read_names(reader, value)
+        return value if cls in self.plain else attributes.read(reader, value)
 
 
 class _Attributes(sequences.Container):
@@ -377,33 +377,11 @@ class _Attributes(sequences.Container):
     @classmethod
     def write(self, writer: _Writer, value: Any, cls: type) -> None:
         writer.tokens.append(cls)
-        self.write_names(writer, value)
+        attributes.write(writer, value)
 
     @classmethod
     def read(self, reader: _Reader, cls: type, target: Any) -> Any:
-        return self.read_names(reader, _new(cls) if target is None else target)
-
-    @staticmethod
-    def write_names(writer: _Writer, value: Any) -> None:
-        attributes = vars(value)
-        writer.tokens.append(tuple(attributes))
-        hidden = [name[:1] == "_" and not writer.results for name in attributes]
-        if any(hidden):
-            values = zip(attributes.values(), hidden, strict=True)
-            writer.add_all(attributes, (leaves.PrivateLeaf(v) if private else v for v, private in values))
-        else:
-            writer.add_all(attributes, attributes.values())
-
-    @staticmethod
-    def read_names(reader: _Reader, value: Any) -> Any:
-        names = next(reader.tokens)
-        for name in vars(value).keys() - set(names):
-            object.__delattr__(value, name)
-        for name in names:
-            item = reader.value()
-            if type(item) is not leaves.Unseen or name not in vars(value):
-                object.__setattr__(value, name, item)
-        return value
+        return attributes.read(reader, _new(cls) if target is None else target)
 
 
 class _Object(_Attributes):
@@ -445,8 +423,8 @@ class _Object(_Attributes):
 
 
 def _is_plain(cls: type) -> bool:
-    """Is it made by class statements, all that it is derived from, too, with a dictionary of attributes alone?"""
-    return all(is_made_by_statement(base) and not vars(base).get("__slots__") for base in cls.__mro__[:-1])
+    """Is it made by class statements, all that it is derived from, too?"""
+    return all(map(is_made_by_statement, cls.__mro__[:-1]))
 
 
 # Types of values that cannot change. A type that is not here is looked at once, by _kind_of.
@@ -503,7 +481,7 @@ def _kind_of(cls: type) -> Any:
         return _Attributes
     if cls in registered_nodes and not _is_plain(cls):
         return sequences.Registered
-    if cls.__dictoffset__ == 0 or issubclass(cls, _MACHINERY) or cls.__new__ is not object.__new__:
+    if not attributes.are_all(cls) or issubclass(cls, _MACHINERY) or cls.__new__ is not object.__new__:
         return leaves.WholeLeaf
     return _Attributes if dataclasses.is_dataclass(cls) else _Object
 

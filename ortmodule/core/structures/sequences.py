@@ -9,6 +9,8 @@ import sys
 from collections import deque
 from typing import Any
 
+from ortmodule.core.structures import attributes
+from ortmodule.core.structures.classes import is_made_by_statement
 from ortmodule.core.torch_private import registered_nodes
 
 
@@ -23,19 +25,39 @@ class Sequence(Container):
     def write(writer: Any, value: Any, cls: type) -> None:
         writer.tokens += (_token_of(cls) if writer.results and hasattr(cls, "_fields") else cls, len(value))
         writer.add_all(value, value)
+        if _has_attributes(cls):
+            attributes.write(writer, value)
 
     @staticmethod
     def read(reader: Any, cls: Any, target: Any) -> Any:
         cls = cls.made if isinstance(cls, MadeTuple) else cls
         items = reader.values(next(reader.tokens))
-        if isinstance(target, list):
-            list.__setitem__(target, slice(None), items)
-            return target
-        if target is not None and len(target) == len(items) and all(a is b for a, b in zip(target, items, strict=True)):
-            return target
-        if cls is list:
+        if cls is list and target is None:
             return items
-        return cls._make(items) if hasattr(cls, "_make") else cls(items)
+        value = _around(items, cls, target)
+        return attributes.read(reader, value) if _has_attributes(cls) else value
+
+
+def _has_attributes(cls: type) -> bool:
+    return cls.__dictoffset__ != 0 and is_made_by_statement(cls)
+
+
+def _around(items: list[Any], cls: Any, target: Any) -> Any:
+    """A sequence of this class, of which no `__init__` runs; ``target``, if that can have these items."""
+    if isinstance(target, list):
+        list.__setitem__(target, slice(None), items)
+        return target
+    if target is not None and len(target) == len(items) and all(a is b for a, b in zip(target, items, strict=True)):
+        return target
+    if hasattr(cls, "_make"):
+        return cls._make(items)
+    if not is_made_by_statement(cls):
+        return cls(items)
+    if issubclass(cls, tuple):
+        return tuple.__new__(cls, items)
+    value = list.__new__(cls)
+    list.extend(value, items)
+    return value
 
 
 class MadeTuple:
