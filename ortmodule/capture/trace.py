@@ -25,6 +25,8 @@ from ortmodule.capture.effects.side_effects import Hidden, SideEffects, hidden
 from ortmodule.capture.effects.traced_tables import TracedTables
 from ortmodule.capture.numbers import object_reads, size_types, symbolic_numbers, tensor_facts
 from ortmodule.capture.numbers.data_numbers import Numbers
+from ortmodule.capture.numbers.given_arrays import GivenArrays
+from ortmodule.capture.numbers.numpy_numbers import traced as traced_number
 from ortmodule.capture.numbers.read_causes import DATA, SIZE
 from ortmodule.capture.numbers.tensor_reads import TensorReads, given_to, set_by_forward
 from ortmodule.capture.output_aliasing import sightings
@@ -271,6 +273,7 @@ class _Flat(nn.Module):
         self.call, self.tree, self.arguments = forward, tree, arguments
         self.copies: dict[str, torch.Tensor] = {}
         self.counters: dict[str, torch.Tensor] = {}  # attributes that are numbers
+        self.arrays = GivenArrays(regions.node)
         self.given: dict[str, tuple[Slot, torch.Tensor, int]] = {}  # parameters, and their versions
         self.settled: list[tuple[Slot, Any]] = []
         self.refilled: list[Slot] = []  # attributes in which forward changes something
@@ -315,7 +318,7 @@ class _Flat(nn.Module):
             self.mode.around = {memory for t in around.tensors.values() if (memory := memory_of(t))}
             self.mode.keep(parameters)
             self._put_counters()
-        args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
+        args, kwargs = self.arguments.rebuild(tensors, traced_number, array=self.arrays.of)
         own = tensors[: len(tensors) - len(self.resized)]  # of the call
         self.attributes = TensorReads(given_to(self.tree, own), self.mode.is_made)
         tables = TracedTables(self.tree, own)
@@ -425,7 +428,7 @@ class _Flat(nn.Module):
         self._put_back_parameters(before, node)
         for i, kept in enumerate(self.containers):
             if any(entered.container is kept.container and entered.changed() for entered in before.containers):
-                self.containers[i] = Items(kept.container)
+                self.containers[i] = type(kept)(kept.container)
                 self.regions.altered.append(kept.container)
         for slot in self.tree.others:
             (tensor, version), value = before.versions.get(slot.name, (None, 0)), slot.find()
@@ -590,4 +593,5 @@ class _Flat(nn.Module):
                 raise NotTraceable(f"forward puts another parameter in the place of {slot.name}")
             if now is not copy or copy._version != version or id(now) in moved:
                 add(Source("state", slot.name), now, now is not copy)
+        self.arrays.check(tensors, self.sources, self.views, self.writes)
         return outputs

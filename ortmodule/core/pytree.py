@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -32,9 +31,11 @@ import torch
 
 from ortmodule.core.errors import Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
-from ortmodule.core.structures import dtensor_results, leaves, sparse_arguments
+from ortmodule.core.structures import attributes, dtensor_results, leaves, numpy_values, sequences, sparse_arguments
 from ortmodule.core.structures.classes import is_made_by_statement
 from ortmodule.core.structures.tokens import (
+    ARRAY,
+    AS,
     EMPTY,
     GENERATOR,
     HELD,
@@ -50,6 +51,9 @@ from ortmodule.core.structures.tokens import (
 from ortmodule.core.torch_private import of_process_groups, registered_nodes
 
 MOST_DEPTH = 64  # of nested containers
+_FLOATS = frozenset((float, *numpy_values.FLOATS))
+_REALS = _FLOATS | {int, *numpy_values.INTEGERS}
+_NUMBERS = _REALS | {complex}
 
 
 class Identity:
@@ -83,17 +87,18 @@ class Structure:
         """The tokens, the same for structures that differ in the values of numbers only."""
         tokens = list(self.tokens)
         for i, token in enumerate(tokens[:-1]):
-            if token in (int, float, complex):
+            if token in _NUMBERS:
                 tokens[i + 1] = None
         return tuple(tokens)
 
     def numbers(self) -> dict[int, float | int]:
-        """Python's numbers in it, by the positions of their values among the tokens; keys of dictionaries aside."""
+        """The numbers in it, Python's and NumPy's, by the positions of their values among the tokens; keys of
+        dictionaries aside."""
         found: dict[int, float | int] = {}
         for i, (before, token) in enumerate(zip((None, *self.tokens), self.tokens, strict=False)):
-            if token in (int, float) and before not in (type, NUMBER) and i + 1 < len(self.tokens):
+            if token in _REALS and before not in (type, NUMBER, AS) and i + 1 < len(self.tokens):
                 value = self.tokens[i + 1]
-                found[i + 1] = float.fromhex(value) if token is float else value
+                found[i + 1] = float.fromhex(value) if token in _FLOATS else value
         return found
 
     def classes(self) -> set[type]:
@@ -132,13 +137,15 @@ class Structure:
         return Structure(tuple(tokens), self.objects)
 
     def rebuild(
-        self, tensors: Sequence[Any], number: Callable[[Any], Any] = lambda tensor: tensor.item(),
+        self, tensors: Sequence[Any], number: Callable[[Any, type], Any] = numpy_values.number_of,
         into: Mapping[int, Any] | None = None, generators: Sequence[torch.Generator] | None = None,
+        array: Callable[[Any], Any] = numpy_values.array_of,
     ) -> Any:  # fmt: skip
-        """The value again, around other tensors. ``number``: what stands for a number that is in a tensor. ``into``:
+        """The value again, around other tensors. ``number``: what stands for a number, of a type, that is in a tensor;
+        ``array``: for an array of NumPy's. ``into``:
         containers that get the contents of those with these numbers, and take their places. ``generators``: those in
         it, in order (:func:`generators`); None: new ones, which draw the same each time."""
-        return _Reader(self, tensors, number, into or {}, generators).value()
+        return _Reader(self, tensors, number, into or {}, generators, array).value()
 
 
 def as_arguments(sample: Any) -> tuple[tuple, dict[str, Any]]:
@@ -191,11 +198,12 @@ def flatten_filled(value: Any, held: Sequence[Any]) -> tuple[list[torch.Tensor],
 class _Writer:
     __slots__ = (
         "tensors", "tokens", "objects", "results", "open", "met", "containers", "held", "inside", "generators", "twins",
-        "repeated",
+        "repeated", "arrays",
     )  # fmt: skip
 
     def __init__(self, results: bool) -> None:
         self.twins: dict[int, int] = {}  # numbers of the tensors of arguments, by their ids
+        self.arrays: dict[int, torch.Tensor] = {}  # those of NumPy's arrays, by the arrays' ids
         self.repeated = 0  # how many of them were met before
         self.generators: list[torch.Generator] = []
         self.tensors: list[torch.Tensor] = []
@@ -255,12 +263,14 @@ class _Writer:
 
 
 class _Reader:
-    __slots__ = ("tokens", "tensors", "objects", "met", "number", "into", "generators", "twins")
+    __slots__ = ("tokens", "tensors", "objects", "met", "number", "into", "generators", "twins", "array", "arrays")
 
     def __init__(
-        self, structure: Structure, tensors: Iterable[Any], number: Callable[[Any], Any], into: Mapping[int, Any],
-        generators: Sequence[torch.Generator] | None,
+        self, structure: Structure, tensors: Iterable[Any], number: Callable[[Any, type], Any], into: Mapping[int, Any],
+        generators: Sequence[torch.Generator] | None, array: Callable[[Any], Any],
     ) -> None:  # fmt: skip
+        self.array = array
+        self.arrays: dict[int, Any] = {}  # by the ids of their tensors
         self.generators: Iterator[torch.Generator | int] = iter(itertools.count() if generators is None else generators)
         self.tokens, self.tensors, self.number = iter(structure.tokens), iter(tensors), number
         self.into = into
@@ -283,8 +293,15 @@ class _Reader:
         if token is HELD:
             return self._tensor(next(self.tokens).get())
         if token is NUMBER:
-            next(self.tokens)
-            return self.number(next(self.tensors))
+            return self.number(next(self.tensors), next(self.tokens))
+        if token is AS:
+            scalar = next(self.tokens)
+            return scalar(self.value())
+        if token is ARRAY:
+            tensor = self.value()
+            if id(tensor) not in self.arrays:
+                self.arrays[id(tensor)] = self.array(tensor)
+            return self.arrays[id(tensor)]
         if token is SPARSE:
             return self._tensor(sparse_arguments.read(self))
         if token is SPLIT:
@@ -298,7 +315,7 @@ class _Reader:
             return torch.Generator(device).manual_seed(generator) if isinstance(generator, int) else generator
         if token is EMPTY:
             token = next(self.tokens)
-        kind = _KINDS[token]
+        kind: Any = sequences.Sequence if type(token) is sequences.MadeTuple else _KINDS[token]
         if not kind.container:
             return kind.read(self, token)
         number = len(self.met)
@@ -319,93 +336,12 @@ def holds_objects(structure: Structure) -> bool:
     return any(isinstance(kind, type) and issubclass(kind, _Attributes) for kind in classes)
 
 
-class _Container:
-    container = True
-
-
-class _Sequence(_Container):
-    """Lists, tuples, named tuples."""
-
-    @staticmethod
-    def write(writer: _Writer, value: Sequence, cls: type) -> None:
-        writer.tokens += (_token_of(cls) if writer.results and hasattr(cls, "_fields") else cls, len(value))
-        writer.add_all(value, value)
-
-    @staticmethod
-    def read(reader: _Reader, cls: Any, target: Any) -> Sequence:
-        cls = cls.made if isinstance(cls, _Made) else cls
-        items = reader.values(next(reader.tokens))
-        if isinstance(target, list):
-            list.__setitem__(target, slice(None), items)
-            return target
-        if target is not None and len(target) == len(items) and all(a is b for a, b in zip(target, items, strict=True)):
-            return target
-        if cls is list:
-            return items
-        return cls._make(items) if hasattr(cls, "_make") else cls(items)
-
-
-class _Made:
-    """A class of named tuples that is not found under its name: equal to others that were made like it, as what
-    forward makes at each call is, and read as this very class."""
-
-    __slots__ = ("made", "key")
-
-    def __init__(self, cls: Any) -> None:
-        self.made, self.key = cls, (cls.__module__, cls.__qualname__, cls._fields)
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Made) and self.key == other.key
-
-
-def _token_of(cls: Any) -> Any:
-    if cls.__bases__ != (tuple,) or getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls:
-        return cls
-    token = _Made(cls)
-    _KINDS.setdefault(token, _Sequence)
-    return token
-
-
-class _Slice(_Container):
-    """Its bounds may be others in each call."""
-
-    @staticmethod
-    def write(writer: _Writer, value: slice, cls: type) -> None:
-        writer.tokens.append(cls)
-        writer.add_all(value, (value.start, value.stop, value.step))
-
-    @staticmethod
-    def read(reader: _Reader, cls: type, target: Any) -> slice:
-        made = slice(*reader.values(3))
-        return made if target is None else target
-
-
-class _Deque(_Container):
-    @staticmethod
-    def write(writer: _Writer, value: deque, cls: type) -> None:
-        writer.tokens += (cls, len(value), value.maxlen)
-        writer.add_all(value, value)
-
-    @staticmethod
-    def read(reader: _Reader, cls: type, target: Any) -> deque:
-        count, most = next(reader.tokens), next(reader.tokens)
-        items = reader.values(count)
-        if target is None:
-            return deque(items, most)
-        target.clear()
-        target.extend(items)
-        return target
-
-
 def _new(cls: Any) -> Any:
     """An object of this class that is not initialised."""
     return cls.__new__(cls)
 
 
-class _Dict(_Container):
+class _Dict(sequences.Container):
     """Dictionaries; subclasses with their attributes (a ModelOutput keeps its fields as items and as attributes)."""
 
     plain = (dict, OrderedDict, defaultdict)
@@ -418,7 +354,7 @@ class _Dict(_Container):
         if isinstance(value, defaultdict):
             writer.add(value.default_factory)
         if cls not in self.plain:
-            _Attributes.write_names(writer, value)
+            attributes.write(writer, value)
 
     @classmethod
     def read(self, reader: _Reader, cls: type, target: Any) -> dict:
@@ -432,42 +368,20 @@ class _Dict(_Container):
             base.__setitem__(value, key, item)
         if issubclass(cls, defaultdict):
             value.default_factory = reader.value()
-        return value if cls in self.plain else _Attributes.read_names(reader, value)
+        return value if cls in self.plain else attributes.read(reader, value)
 
 
-class _Attributes(_Container):
+class _Attributes(sequences.Container):
     """Dataclasses and other plain objects, attribute by attribute."""
 
     @classmethod
     def write(self, writer: _Writer, value: Any, cls: type) -> None:
         writer.tokens.append(cls)
-        self.write_names(writer, value)
+        attributes.write(writer, value)
 
     @classmethod
     def read(self, reader: _Reader, cls: type, target: Any) -> Any:
-        return self.read_names(reader, _new(cls) if target is None else target)
-
-    @staticmethod
-    def write_names(writer: _Writer, value: Any) -> None:
-        attributes = vars(value)
-        writer.tokens.append(tuple(attributes))
-        hidden = [name[:1] == "_" and not writer.results for name in attributes]
-        if any(hidden):
-            values = zip(attributes.values(), hidden, strict=True)
-            writer.add_all(attributes, (leaves.PrivateLeaf(v) if private else v for v, private in values))
-        else:
-            writer.add_all(attributes, attributes.values())
-
-    @staticmethod
-    def read_names(reader: _Reader, value: Any) -> Any:
-        names = next(reader.tokens)
-        for name in vars(value).keys() - set(names):
-            object.__delattr__(value, name)
-        for name in names:
-            item = reader.value()
-            if type(item) is not leaves.Unseen or name not in vars(value):
-                object.__setattr__(value, name, item)
-        return value
+        return attributes.read(reader, _new(cls) if target is None else target)
 
 
 class _Object(_Attributes):
@@ -508,24 +422,9 @@ class _Object(_Attributes):
             leaves.WholeLeaf.write(writer, value, cls)
 
 
-class _Registered(_Container):
-    """An object of a class that is no plain one, and that torch.utils._pytree was told how to take apart."""
-
-    @staticmethod
-    def write(writer: _Writer, value: Any, cls: type) -> None:
-        children, context = registered_nodes[cls].flatten_fn(value)
-        writer.tokens += (cls, len(children), context)
-        writer.add_all(value, children)
-
-    @staticmethod
-    def read(reader: _Reader, cls: type, target: Any) -> Any:
-        count, context = next(reader.tokens), next(reader.tokens)
-        return registered_nodes[cls].unflatten_fn(reader.values(count), context)
-
-
 def _is_plain(cls: type) -> bool:
-    """Is it made by class statements, all that it is derived from, too, with a dictionary of attributes alone?"""
-    return all(is_made_by_statement(base) and not vars(base).get("__slots__") for base in cls.__mro__[:-1])
+    """Is it made by class statements, all that it is derived from, too?"""
+    return all(map(is_made_by_statement, cls.__mro__[:-1]))
 
 
 # Types of values that cannot change. A type that is not here is looked at once, by _kind_of.
@@ -555,8 +454,10 @@ _KINDS: dict[Any, Any] = {
     torch.Tensor: leaves.TensorLeaf,
     torch.nn.Parameter: leaves.ParameterLeaf,
     Deferred: leaves.DeferredLeaf,
-    slice: _Slice,
+    slice: sequences.Slice,
 }
+_KINDS |= {numpy.ndarray: numpy_values.ArrayLeaf} | dict.fromkeys(numpy_values.FLOATS, numpy_values.NumpyFloatLeaf)
+_KINDS |= dict.fromkeys(numpy_values.INTEGERS, numpy_values.NumpyIntegerLeaf)
 _KINDS |= {leaves.PrivateLeaf: leaves.PrivateLeaf, leaves.Unseen: leaves.Unseen, torch.Generator: leaves.GeneratorLeaf}
 # Not rebuilt from their attributes although they have some.
 _MACHINERY = (torch.nn.Module, types.ModuleType, types.MethodType)
@@ -575,12 +476,12 @@ def _kind_of(cls: type) -> Any:
     if issubclass(cls, dict):
         return _Dict
     if issubclass(cls, (list, tuple, deque)):
-        return _Deque if issubclass(cls, deque) else _Sequence
+        return sequences.Deque if issubclass(cls, deque) else sequences.Sequence
     if cls is types.SimpleNamespace:
         return _Attributes
     if cls in registered_nodes and not _is_plain(cls):
-        return _Registered
-    if cls.__dictoffset__ == 0 or issubclass(cls, _MACHINERY) or cls.__new__ is not object.__new__:
+        return sequences.Registered
+    if not attributes.are_all(cls) or issubclass(cls, _MACHINERY) or cls.__new__ is not object.__new__:
         return leaves.WholeLeaf
     return _Attributes if dataclasses.is_dataclass(cls) else _Object
 

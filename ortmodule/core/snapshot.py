@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import numpy
 import torch
 
+from ortmodule.core.structures.attributes import in_slots
+
 #: The types whose contents are known, each before those that it is derived from.
 CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque, bytearray)
 _MISSING = object()
@@ -115,6 +117,27 @@ class Items:
     def put_back(self) -> None:
         if self.changed():
             fill(self.container, self.then)
+
+
+class SlotItems(Items):
+    """The attributes of an object that are in slots."""
+
+    def __init__(self, container: Any) -> None:
+        self.container, self.then = container, in_slots(container)
+
+    def changed(self) -> bool:
+        now = in_slots(self.container)
+        return now.keys() != self.then.keys() or any(now[name] is not value for name, value in self.then.items())
+
+    def items(self) -> Iterable[Any]:
+        return list(in_slots(self.container).values())
+
+    def put_back(self) -> None:
+        if self.changed():
+            for name in in_slots(self.container):
+                object.__delattr__(self.container, name)
+            for name, value in self.then.items():
+                object.__setattr__(self.container, name, value)
 
 
 def _kind(container: Any) -> Any:

@@ -26,6 +26,8 @@ from ortmodule.guards.descriptions import Is, describe
 from ortmodule.guards.guards import MODULE_ATTRIBUTES
 from ortmodule.guards.module_tree import Tree
 
+#: Code that names one of these may reach all submodules of a module.
+_WALKING = {"children", "modules", "named_children", "named_modules", "get_submodule", "_modules", "getattr"}
 #: Code that names one of these may set any attribute that it names.
 _SETTING = {"setattr", "delattr", "__setattr__", "__dict__", "vars", "register_buffer"}
 
@@ -58,6 +60,7 @@ class _Reached:
 
     def __init__(self, module: nn.Module, hooks: list[Any]) -> None:
         self._modules = {id(module): module}
+        self._objects: dict[int, Any] = {}
         self._inside: set[int] = set()  # ids of containers
         self._names: set[str] = set()
         self._sets: set[str] = set()  # of those, what is assigned
@@ -65,12 +68,18 @@ class _Reached:
         for hook in hooks:
             self._add(hook)
         done: set[tuple[int, str]] = set()
-        while new := {(key, name) for key in self._modules for name in self._names} - done:
+        while new := {(key, name) for key in (*self._modules, *self._objects) for name in self._names} - done:
             done |= new
-            for key, name in new:  # methods that they call, and what is in attributes
+            for key, name in new:  # methods that they call, what is in attributes, other modules
+                if key in self._objects:
+                    self._add_method(self._objects[key], name)
+                    continue
                 found = getattr(self._modules[key], name, None) if name not in MODULE_ATTRIBUTES else None
-                if not isinstance(found, (nn.Module, nn.Parameter)):
+                if not isinstance(found, nn.Parameter):
                     self._add(found)
+            if self._names & _WALKING:
+                for each in [part for module in self._modules.values() for part in module.modules()]:
+                    self._add(each)
 
     def has(self, key: int, name: str, value: Any) -> bool:
         """Is this attribute of a module one that they name, or is something in it that they have, too?"""
@@ -90,6 +99,8 @@ class _Reached:
     def _add(self, value: Any) -> None:
         if isinstance(value, nn.Module):
             self._modules[id(value)] = value
+            if isinstance(value, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):  # an index leads further
+                self._modules |= {id(each): each for each in value.modules()}
         elif isinstance(value, types.FunctionType):
             if not is_torchs(value) and not any(value is known for known in self._seen):
                 self._seen.append(value)
@@ -115,8 +126,8 @@ class _Reached:
         self._seen.append(value)
         found = _containers_of(value)
         self._inside |= found
-        for name in list(self._names):
-            self._add_method(value, name)
+        self._objects[id(value)] = value
+        self._add_method(value, "__call__")
         try:
             parts = describe(value).parts
         except Unguardable:

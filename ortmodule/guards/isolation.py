@@ -15,7 +15,8 @@ from ortmodule.core.errors import Unguardable
 from ortmodule.core.objects.tensor_copies import with_attributes
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.rng_state import States
-from ortmodule.core.snapshot import Items, Snapshot
+from ortmodule.core.snapshot import Items, SlotItems, Snapshot
+from ortmodule.core.structures.attributes import attributes_of, slots_of
 from ortmodule.guards.descriptions import Description, describe
 from ortmodule.guards.inventory import Inventory, is_coded
 from ortmodule.guards.module_hooks import HOOK_FLAGS, HOOKS
@@ -99,12 +100,14 @@ def places_of(tensor: torch.Tensor, inventory: Inventory) -> list[tuple[dict | l
 
 
 def containers(inventory: Inventory) -> list[Items]:
-    """Every container inside of an attribute, with what is in it now."""
-    found: dict[int, Any] = {}
+    """Every container inside of an attribute, and every object with slots, with what is in it now."""
+    found: dict[int, Items] = {}
     for held in contents(inventory).values():
-        for description in held.inside.values():
-            found |= {id(c): c for c in (description.mutable() if description else ())}
-    return [Items(c) for c in found.values()]
+        for description in filter(None, held.inside.values()):
+            found |= {id(c): Items(c) for c in description.mutable() if id(c) not in found}
+            with_slots = (each for each in description.objects if slots_of(type(each)) and id(each) not in found)
+            found |= {id(each): SlotItems(each) for each in with_slots}
+    return [*found.values()]
 
 
 def contents(inventory: Inventory) -> dict[str, Contents]:
@@ -187,5 +190,5 @@ def _alike(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple, deque)):
         return len(a) == len(b) and all(map(_alike, a, b))
     if is_dataclass(a) and not isinstance(a, type):
-        return _alike(vars(a), vars(b))
+        return _alike(attributes_of(a), attributes_of(b))
     return bool(a == b)

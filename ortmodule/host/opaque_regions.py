@@ -26,6 +26,7 @@ from ortmodule.core.names import REENTRANT, RETURNS_GIVEN
 from ortmodule.core.objects.tensor_copies import as_operand
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items
+from ortmodule.core.structures.tokens import ARRAY
 from ortmodule.core.torch_private import (
     EXPORTER_GLOBALS,
     ListType,
@@ -242,10 +243,7 @@ class Regions:
         self, kind: str, name: str, function: Callable, args: tuple, kwargs: dict, held: list[Slot],
         modes: Modes | None = None,
     ) -> Any:  # fmt: skip
-        try:
-            tensors, arguments = pytree.flatten((args, kwargs))
-        except Unflattenable as error:
-            raise NotTraceable(f"{name}, which PyTorch would run inside the graph, is given {error}") from None
+        tensors, arguments = _given(name, args, kwargs)
         drawn = [self._source(name, generator) for generator in pytree.generators((args, kwargs))]
         operands, places, numbers = _unique(tensors)
         needs = [bool(t.requires_grad) for t in operands]
@@ -263,7 +261,7 @@ class Regions:
         with eagerly(), alone():
             owner = None if node.owner is None else self.tree.modules[node.owner]
             around = None if owner is None else self.tree.around([owner])
-            by_itself = kind in ("function", "draw", "collective")
+            by_itself = kind in ("function", "draw", "numpy", "collective")
             before = None if by_itself else self.entered(name if kind == "module" else "")
             outputs, mine, made = self._run_and_look(node, operands, around)
             if not by_itself:
@@ -530,6 +528,17 @@ def _holds_tensors_alone(result: Any) -> bool:
     if isinstance(result, (tuple, list)):
         return all(map(_holds_tensors_alone, result))
     return result is None or isinstance(result, torch.Tensor)
+
+
+def _given(name: str, args: tuple, kwargs: dict) -> tuple[list[torch.Tensor], pytree.Structure]:
+    """The tensors among the arguments of a node, and what is around them. Raises NotTraceable."""
+    try:
+        tensors, arguments = pytree.flatten((args, kwargs))
+    except Unflattenable as error:
+        raise NotTraceable(f"{name}, which PyTorch would run inside the graph, is given {error}") from None
+    if ARRAY in arguments.tokens:  # which it may change
+        raise NotTraceable(f"{name}, which PyTorch would run inside the graph, is given an array of NumPy's")
+    return tensors, arguments
 
 
 def _unique(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int], frozenset[int]]:

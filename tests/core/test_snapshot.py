@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule.core.snapshot import Attribute, Elements, Items, Snapshot
+from ortmodule.core.snapshot import Attribute, Elements, Items, SlotItems, Snapshot
 
 
 class Counting(dict):
@@ -105,3 +105,17 @@ def test_all_is_put_back_in_reverse_order():
     with pytest.raises(ValueError, match="the third"), snapshot.around():
         assert not order
     assert order == [3, 2, 1]
+
+
+def test_attributes_in_slots():
+    class Held:
+        __slots__ = ("a", "b")
+
+    held = Held()
+    held.a = 1
+    kept = SlotItems(held)
+    held.b = 2
+    assert kept.changed() and [*kept.items()] == [1, 2]
+    held.a = 3
+    kept.put_back()
+    assert held.a == 1 and not hasattr(held, "b") and not kept.changed()

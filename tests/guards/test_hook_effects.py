@@ -12,6 +12,16 @@ from tests.selection import each
 SHARED = {}
 
 
+class Leaves:
+    """A hook that is an object."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def __call__(self, module, args, out):
+        self.module.extra = out.detach()
+
+
 class Net(nn.Module):
     """Its forward adds what a hook on ``a`` has left somewhere."""
 
@@ -21,6 +31,8 @@ class Net(nn.Module):
         self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
         self.left, self.kept, self.calls = None, {}, []
         self.a.out = self.b.extra = None
+        self.b.factor, self.parts = 0.5, nn.ModuleList([nn.Identity()])
+        self.parts[0].found = {"a": torch.ones(4)}
         self.register_buffer("mean", torch.zeros(4))
         self.a.register_forward_hook(getattr(self, f"_{kind}_hook", None) or self._closure())
 
@@ -31,8 +43,14 @@ class Net(nn.Module):
             "count": lambda m, args, out: calls.append(1),
             "shared": lambda m, args, out: SHARED.__setitem__("a", out.detach()),
             "other": lambda m, args, out: setattr(b, "extra", out.detach()),
+            "walked": lambda m, args, out: setattr(self.get_submodule("b"), "extra", out.detach()),
+            "indexed": lambda m, args, out: self.parts[0].found.__setitem__("a", out.detach().mean(0)),
+            "object": Leaves(b),
         }
         return hooks[self.kind]
+
+    def _number_hook(self, module, args, out):
+        self.b.factor = float(out.detach().mean())
 
     def _attribute_hook(self, module, args, out):
         self.left = out.detach()
@@ -45,18 +63,21 @@ class Net(nn.Module):
 
     def forward(self, x):
         y = self.b(self.a(x).tanh())
+        if self.kind == "number":
+            return y + self.b.factor
+        if self.kind == "indexed":
+            return y + self.parts[0].found["a"]
         if self.kind == "count":
             return y * len(self.calls)
         if self.kind == "buffer":
             return y + self.mean
         found = {
             "attribute": self.left, "item": self.kept.get("a"), "shared": SHARED.get("a"), "own": self.a.out,
-            "other": self.b.extra,
-        }[self.kind]  # fmt: skip
+        }.get(self.kind, self.b.extra)  # fmt: skip
         return y if found is None else y + found
 
 
-KINDS = ["attribute", "item", "count", "shared", "other", "own", "buffer"]
+KINDS = ["attribute", "item", "count", "shared", "other", "own", "buffer", "walked", "indexed", "object", "number"]
 BEFORE = [(kind, called_before) for called_before in (False, True) for kind in KINDS]
 
 

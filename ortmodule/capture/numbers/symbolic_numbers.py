@@ -33,20 +33,21 @@ class _Number(torch.Tensor):
 
     tensor: torch.Tensor
     value: Any
+    scalar: Any = None  # the type, if that is one of NumPy's
     between: tuple[float, float] | None = None  # of one that is drawn: it lies between these
     __torch_function__ = no_torch_function
 
     def __bool__(self) -> bool:
-        return _read(self.tensor != 0)
+        return read_condition(self.tensor != 0)
 
     def __hash__(self) -> int:
-        return hash(_value(self))
+        return hash(value_of(self))
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return numpy.array(_value(self), *args, **kwargs)
+        return numpy.array(value_of(self), *args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return (type(self.value), (_value(self),))
+        return (type(self.value), (value_of(self),))
 
 
 class Float(_Number):
@@ -79,7 +80,7 @@ def known(value: Any, tensor: torch.Tensor) -> Any:
     return number
 
 
-def _as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def as_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``tensor`` as ``dtype``. Where it is that already, a trace would take the same tensor for a result."""
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
@@ -90,20 +91,24 @@ def stands_for_one(tensor: torch.Tensor) -> bool:
 
 
 def is_one(value: Any) -> bool:
-    return type(value) in (Int, Float)
+    return issubclass(type(value), _Number)
+
+
+def is_float(value: Any) -> bool:
+    return issubclass(type(value), Float)
 
 
 def whole(number: _Number) -> Any:
     """`int(number)`. Of a float that is not finite there is none."""
-    if type(number) is not Float:
-        return number
-    _read(number.tensor.isfinite())
+    if not is_float(number):
+        return number if type(number) is Int else known(number.value, number.tensor)
+    read_condition(number.tensor.isfinite())
     return known(int(_plain(number)), number.tensor.trunc().to(torch.int64))
 
 
 def fractional(number: _Number) -> Any:
     """`float(number)`."""
-    return number if type(number) is Float else known(float(_plain(number)), _as(number.tensor, torch.float64))
+    return number if type(number) is Float else known(float(_plain(number)), as_type(number.tensor, torch.float64))
 
 
 def _plain(number: Any) -> Any:
@@ -111,14 +116,19 @@ def _plain(number: Any) -> Any:
     return number.value
 
 
-def _value(number: Any) -> Any:
+def as_given(number: Any) -> Any:
+    """The same, of NumPy's type if it has one."""
+    return number.value if number.scalar is None else number.scalar(number.value)
+
+
+def value_of(number: Any) -> Any:
     """Its value, which the graph is for from now on."""
     if get_tracing_state() is not None:
         scalar_guards.read(number.tensor)
     return _plain(number)
 
 
-def _read(condition: torch.Tensor) -> bool:
+def read_condition(condition: torch.Tensor) -> bool:
     scalar_guards.read(condition)
     return bool(scalar_guards.untraced_item(condition))
 
@@ -129,19 +139,21 @@ def _read(condition: torch.Tensor) -> bool:
 def _wide(value: Any, wide: bool) -> Any:
     """An operand: a tensor, float64 if ``wide``, or a plain number."""
     tensor = value.tensor if is_one(value) else value
-    return _as(tensor, torch.float64) if wide and isinstance(tensor, torch.Tensor) else tensor
+    return as_type(tensor, torch.float64) if wide and isinstance(tensor, torch.Tensor) else tensor
 
 
 def _arithmetic(name: str, compute: Callable, of_tensors: Callable, backwards: bool) -> Callable:
     def method(self: Any, other: Any, *rest: Any) -> Any:
+        if is_one(other) and other.scalar is not None:
+            return NotImplemented  # that number knows what NumPy makes of both
         other = other.item() if isinstance(other, numpy.number) else other
         if type(other) not in (int, float, bool) and not is_one(other):
             return NotImplemented
         a, b = (other, self) if backwards else (self, other)
         if rest or get_tracing_state() is None:
-            return compute(*[_value(x) if is_one(x) else x for x in (a, b)], *rest)
+            return compute(*[value_of(x) if is_one(x) else x for x in (a, b)], *rest)
         if is_one(b) and compute in _DIVISIONS:
-            _read(b.tensor != 0)  # Python raises ZeroDivisionError
+            read_condition(b.tensor != 0)  # Python raises ZeroDivisionError
         value = compute(*[_plain(x) if is_one(x) else x for x in (a, b)])
         wide = isinstance(a, float) or isinstance(b, float) or compute in (operator.truediv, operator.pow)
         return known(value, of_tensors(_wide(a, wide), _wide(b, wide)))
@@ -150,7 +162,7 @@ def _arithmetic(name: str, compute: Callable, of_tensors: Callable, backwards: b
     return method
 
 
-_BINARY: dict[str, tuple[Callable, Callable]] = {
+BINARY: dict[str, tuple[Callable, Callable]] = {
     "add": (operator.add, operator.add),
     "sub": (operator.sub, operator.sub),
     "mul": (operator.mul, operator.mul),
@@ -160,10 +172,10 @@ _BINARY: dict[str, tuple[Callable, Callable]] = {
     "pow": (operator.pow, torch.pow),
 }
 _DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
-_COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
+COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
-def _tensor_first(function: Callable) -> Callable:
+def tensor_first(function: Callable) -> Callable:
     """`function`, whose first operand may be a plain number."""
 
     def call(a: Any, b: Any) -> torch.Tensor:
@@ -176,6 +188,8 @@ def _comparison(name: str) -> Callable:
     compute = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
+        if is_one(other) and other.scalar is not None:
+            return NotImplemented
         other = other.item() if isinstance(other, numpy.number) else other
         if type(other) not in (int, float, bool) and not is_one(other):
             return NotImplemented
@@ -185,7 +199,7 @@ def _comparison(name: str) -> Callable:
             ends, inside = {compute(end, other) for end in self.between}, self.between[0] <= other <= self.between[1]
             if len(ends) == 1 and not (inside and name in ("eq", "ne")):
                 return ends.pop()
-        return _read(compute(_wide(self, True), _wide(other, True)))
+        return read_condition(compute(_wide(self, True), _wide(other, True)))
 
     return method
 
@@ -197,7 +211,7 @@ def _unary(name: str) -> Callable:
 
 def _reading(kind: type, name: str) -> Callable:
     original = getattr(kind, name)
-    return lambda self, *args: original(_value(self), *args)
+    return lambda self, *args: original(value_of(self), *args)
 
 
 def _converting(kind: type, name: str) -> Callable:
@@ -207,7 +221,7 @@ def _converting(kind: type, name: str) -> Callable:
     def method(self: Any) -> Any:
         if get_tracing_state() is not None:
             scalar_guards.converts(1)
-        return original(_value(self))
+        return original(value_of(self))
 
     return method
 
@@ -227,8 +241,8 @@ def _rounding(name: str, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> C
 
     def method(self: Any, *digits: Any) -> Any:
         if digits and digits[0] is not None:
-            return original(_value(self), *digits)
-        _read(self.tensor.isfinite())
+            return original(value_of(self), *digits)
+        read_condition(self.tensor.isfinite())
         return known(original(_plain(self)), of_tensor(self.tensor).to(torch.int64))
 
     return method
@@ -236,11 +250,11 @@ def _rounding(name: str, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> C
 
 for _kind in (Float, Int):
     _plain_kind = float if _kind is Float else int
-    for _name, (_compute, _of_tensors) in _BINARY.items():
-        setattr(_kind, f"__{_name}__", _arithmetic(_name, _compute, _tensor_first(_of_tensors), False))
+    for _name, (_compute, _of_tensors) in BINARY.items():
+        setattr(_kind, f"__{_name}__", _arithmetic(_name, _compute, tensor_first(_of_tensors), False))
         setattr(_kind, f"__i{_name}__", getattr(_kind, f"__{_name}__"))  # a tensor's would change the tensor
-        setattr(_kind, f"__r{_name}__", _arithmetic(_name, _compute, _tensor_first(_of_tensors), True))
-    for _name in _COMPARED:
+        setattr(_kind, f"__r{_name}__", _arithmetic(_name, _compute, tensor_first(_of_tensors), True))
+    for _name in COMPARED:
         setattr(_kind, f"__{_name}__", _comparison(_name))
     for _name in ("neg", "pos", "abs"):
         setattr(_kind, f"__{_name}__", _unary(_name))
@@ -314,15 +328,15 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         return run(torch.Tensor.copy_, (args[0], result), {})
     if function in _COMPARING and len(args) == 2 and len(tensors) == 1 and not kwargs:
         dtype = _type_beside(tensors[0], args)
-        operands = tuple(_as(a.tensor if is_one(a) else a, dtype) for a in args)
+        operands = tuple(as_type(a.tensor if is_one(a) else a, dtype) for a in args)
         return run(function, operands, {})
     if function in NARROWING and (bounds := narrowing(args, kwargs)) is not None:
         return narrowed((*map(_sizes, bounds),), run)
     if function in _SPLITTING and len(args) > 1 and type(args[1]) in (list, tuple):
         dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
         sizes = _sizes(args[1])
-        _read(sum(sizes) == args[0].size(dim))  # torch raises an error else
-        _read(torch.stack([each for each in sizes if isinstance(each, torch.Tensor)]).min() >= 0)
+        read_condition(sum(sizes) == args[0].size(dim))  # torch raises an error else
+        read_condition(torch.stack([each for each in sizes if isinstance(each, torch.Tensor)]).min() >= 0)
     if function in _RESHAPING:  # a graph takes 0 for the size that there is, and -1 for any
         _check(_positive([*args[1:], *kwargs.values()]), "a size that data decides is not positive")
     if function is torch.arange:
@@ -337,7 +351,7 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         return _tensor_of(function, args, kwargs, run)
     value: Any = args[-1] if args else None
     if function in _FULL and is_one(value):
-        zero = 0.0 if type(value) is Float else 0
+        zero = 0.0 if is_float(value) else 0
         return run(torch.Tensor.copy_, (run(function, (*args[:-1], zero), kwargs), value.tensor), {})
     if function is F.one_hot and len(args) == 2 and not kwargs:
         sizes = (*args[0].shape, args[1].tensor)
@@ -362,7 +376,7 @@ def _ranges(start: Any, end: Any = None, step: Any = 1, **_: Any) -> torch.Tenso
 
 def _check(holds: torch.Tensor, otherwise: str) -> None:
     """PyTorch refuses what does not hold."""
-    if not _read(holds):
+    if not read_condition(holds):
         raise NotTraceable(otherwise)
 
 
@@ -376,7 +390,7 @@ def narrowed(bounds: tuple[Any, ...], run: Callable) -> torch.Tensor:
     """`narrow` as a slice, a view as well. Raises NotTraceable for bounds that a slice would cut or count otherwise."""
     x, dim, start, length = bounds
     end, size = start + length, x.size(dim)
-    if not _read((torch.as_tensor(start) >= 0) & (torch.as_tensor(length) >= 0) & (end <= size)):
+    if not read_condition((torch.as_tensor(start) >= 0) & (torch.as_tensor(length) >= 0) & (end <= size)):
         raise NotTraceable("narrow() counts from the end, or leaves the tensor, and data says where")
     index = [slice(None)] * (dim % x.dim()) + [slice(start, end)]
     return run(torch.Tensor.__getitem__, (x, tuple(index)), {})
@@ -393,16 +407,16 @@ def _inside(argument: Any, convert: Callable[[Any], Any]) -> Any:
 
 def _default(argument: Any) -> Any:
     """The tensor of a number, of the type that a tensor of Python's would have; other arguments as they are."""
-    if type(argument) is Float:
-        return _as(argument.tensor, torch.get_default_dtype())
-    return argument.tensor if type(argument) is Int else _inside(argument, _default)
+    if is_float(argument):
+        return as_type(argument.tensor, torch.get_default_dtype())
+    return argument.tensor if is_one(argument) else _inside(argument, _default)
 
 
 def _sizes(argument: Any) -> Any:
     """The tensors of integers, which torch takes for sizes, bounds and indices; the values of others."""
-    if type(argument) is Int:
-        return argument.tensor
-    return _value(argument) if type(argument) is Float else _inside(argument, _sizes)
+    if is_one(argument):
+        return value_of(argument) if is_float(argument) else argument.tensor
+    return _inside(argument, _sizes)
 
 
 def _tensor_of(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable) -> torch.Tensor:
@@ -418,10 +432,10 @@ def _tensor_of(function: Callable, args: tuple, kwargs: dict[str, Any], run: Cal
 
     *given, value = args
     sizes = sizes_of(value)
-    made = run(function, (*given, [_plain(n) if is_one(n) else n for n in numbers]), kwargs)
+    made = run(function, (*given, [as_given(n) if is_one(n) else n for n in numbers]), kwargs)
     wide = torch.float64 if made.is_floating_point() else torch.int64
     listed = [n.tensor if is_one(n) else torch.tensor(n) for n in numbers]
-    return torch.stack([_as(each, wide) for each in listed]).to(made.dtype).to(made.device).reshape(sizes)
+    return torch.stack([as_type(each, wide) for each in listed]).to(made.dtype).to(made.device).reshape(sizes)
 
 
 def _index(index: Any, run: Callable) -> Any:
@@ -434,7 +448,7 @@ def _index(index: Any, run: Callable) -> Any:
 
 
 def _type_beside(tensor: torch.Tensor, args: tuple) -> torch.dtype:
-    return torch.result_type(tensor, 1.5 if any(type(a) is Float for a in args) else 1)
+    return torch.result_type(tensor, 1.5 if any(map(is_float, args)) else 1)
 
 
 def _promoting(function: Callable, args: tuple, tensor: torch.Tensor, run: Callable) -> Any:
@@ -443,7 +457,7 @@ def _promoting(function: Callable, args: tuple, tensor: torch.Tensor, run: Calla
     if function in _DIVIDING and not dtype.is_floating_point:
         dtype = torch.get_default_dtype()
     between = torch.float32 if dtype in _NARROW else dtype
-    operands = tuple(_as(a.tensor if is_one(a) else a, between) for a in args)
+    operands = tuple(as_type(a.tensor if is_one(a) else a, between) for a in args)
     result = run(function, operands, {})
     return result.to(dtype) if between is not dtype else result
 

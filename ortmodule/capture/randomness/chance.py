@@ -43,7 +43,7 @@ import torch
 from torch import nn
 
 from ortmodule.capture.randomness import held_generators, held_iterators, process_reads
-from ortmodule.capture.randomness.drawn_values import DrawnArray
+from ortmodule.capture.randomness.drawn_values import is_array
 from ortmodule.capture.scalar_guards import user_line
 from ortmodule.core import rng_state
 from ortmodule.core.errors import DrawsOperand, Moved, NotTraceable
@@ -414,4 +414,4 @@ def _global_draws(chance: Chance) -> AbstractContextManager[None]:
 
 
 def _from_numpy(original: Callable) -> Callable:
-    return lambda array: array.tensor.clone() if type(array) is DrawnArray else original(array)
+    return lambda array: array.as_tensor() if is_array(array) else original(array)

@@ -35,7 +35,7 @@ def _tensor_of(value: Any) -> tuple[torch.Tensor, Any]:
     """What was drawn as a tensor, and its kind: `float`, `int`, lists of these, or the type of an array."""
     if isinstance(value, numpy.ndarray):
         if value.dtype not in _DTYPES:
-            raise NotTraceable(f"a draw of an array of {value.dtype}")
+            raise NotTraceable(f"NumPy makes an array of {value.dtype}")
         return torch.from_numpy(numpy.ascontiguousarray(value).copy()), value.dtype
     if isinstance(value, numpy.generic):
         value = value.item()
@@ -43,7 +43,7 @@ def _tensor_of(value: Any) -> tuple[torch.Tensor, Any]:
         return torch.tensor(value, dtype=torch.float64 if type(value) is float else torch.int64), type(value)
     if type(value) is list and value and len({*map(type, value)}) == 1 and type(value[0]) in (int, float):
         return torch.tensor(value, dtype=torch.float64 if type(value[0]) is float else torch.int64), [type(value[0])]
-    raise NotTraceable("a draw of something else than numbers")
+    raise NotTraceable("NumPy makes something else than numbers")
 
 
 def draw(make: NodeMaker, function: Callable, args: tuple, kwargs: dict[str, Any], between: Any) -> Any:
@@ -54,7 +54,7 @@ def draw(make: NodeMaker, function: Callable, args: tuple, kwargs: dict[str, Any
     def run(*args: Any, **kwargs: Any) -> torch.Tensor:
         tensor, kind = _tensor_of(function(*map(_plain, args), **{name: _plain(a) for name, a in kwargs.items()}))
         if kinds and kinds[0] != kind:
-            raise Disagrees(f"{function.__name__} draws another kind of value than before")
+            raise Disagrees(f"{function.__name__} makes another kind of value than before")
         kinds[:] = [kind]
         return tensor
 
@@ -78,7 +78,7 @@ def _numbers_in(tensor: torch.Tensor) -> list[Any]:
 
 def _operand(value: Any) -> Any:
     """An argument of a node, of which two traces see whether it is the same."""
-    if type(value) is DrawnArray:
+    if is_array(value):
         return value.tensor
     if symbolic_numbers.is_one(value):
         return value.tensor
@@ -92,7 +92,7 @@ def _operand(value: Any) -> Any:
         return value.item()
     if type(value) is numpy.ndarray:
         if value.size > MOST_NUMBERS or value.dtype not in _DTYPES:
-            raise NotTraceable(f"a draw beside an array of {value.size} values")
+            raise NotTraceable(f"NumPy computes with an array of {value.size} values, which a graph does not see")
         return (_ARRAY, value.tolist(), _operand(value.dtype))
     return type(value)(map(_operand, value)) if type(value) in (list, tuple) else value
 
@@ -100,29 +100,57 @@ def _operand(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """The argument again."""
     if isinstance(value, torch.Tensor):
-        return value.numpy() if value.dim() else value.numpy()[()]
+        array = value.numpy()
+        array.flags.writeable = False  # what NumPy changed in it would change nothing of forward's
+        return array if value.dim() else array[()]
     if type(value) is tuple and value and type(value[0]) is str and value[0] in _MADE:
         return _MADE[value[0]](*map(_plain, value[1:]))
     return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
 
 
+def is_array(value: Any) -> bool:
+    return issubclass(type(value), DrawnArray)
+
+
 def is_among(args: Sequence[Any]) -> bool:
-    """Is one of these a drawn array, or has one in a tuple or a list?"""
-    return any(is_among(a) if type(a) in (tuple, list) else type(a) is DrawnArray for a in args)
+    """Is one of these such an array, or has one in a tuple or a list?"""
+    return any(is_among(a) if type(a) in (tuple, list) else is_array(a) for a in args)
 
 
 def given_to_torch(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, tuple, dict[str, Any]]:
     """A call of torch's with tensors in place of drawn arrays, where it may be given such. Raises NotTraceable."""
-    if function in (torch.tensor, torch.as_tensor) and len(args) == 1 and type(args[0]) is DrawnArray:
-        kwargs = {name: a for name, a in kwargs.items() if name in ("dtype", "device") and a is not None}
-        return torch.Tensor.to, (args[0].tensor,), {"dtype": args[0].tensor.dtype, "copy": True} | kwargs
+    if function in _MAKING and len(args) == 1 and (made := _stacked(args[0])) is not None:
+        if any(a for name, a in kwargs.items() if name not in ("dtype", "device")):
+            raise NotTraceable(f"{user_line()} makes a tensor of an array, with {', '.join(kwargs)}")
+        kwargs = {name: a for name, a in kwargs.items() if a is not None}
+        return torch.Tensor.to, (made,), {"dtype": made.dtype, "copy": function is torch.tensor} | kwargs
+    if function is torch.Tensor.new_tensor and len(args) == 2 and is_array(args[1]) and not kwargs:
+        return torch.Tensor.to, (args[1].tensor,), {"dtype": args[0].dtype, "device": args[0].device, "copy": True}
     if function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
         return function, tuple(map(_tensor_in, args)), kwargs
-    raise NotTraceable(f"{user_line()} gives torch an array that is drawn")
+    raise NotTraceable(f"{user_line()} gives torch an array {_first(args).origin}")
+
+
+_MAKING = (torch.tensor, torch.as_tensor, torch.asarray)
+
+
+def _stacked(value: Any) -> torch.Tensor | None:
+    """The tensor of an array, or of a list of arrays of one type."""
+    if is_array(value):
+        return value.tensor
+    if type(value) in (list, tuple) and all(map(is_array, value)) and len({each.dtype for each in value}) == 1:
+        return torch.stack([each.tensor for each in value])
+    return None
+
+
+def _first(args: Sequence[Any]) -> Any:
+    """The first array in these arguments."""
+    inside = (_first(a) if type(a) in (tuple, list) else a for a in args)
+    return next((each for each in inside if is_array(each)), DrawnArray)
 
 
 def _tensor_in(value: Any) -> Any:
-    if type(value) is DrawnArray:
+    if is_array(value):
         return value.tensor
     return tuple(map(_tensor_in, value)) if type(value) is tuple else value
 
@@ -134,10 +162,15 @@ class DrawnArray(dict):
 
     __class__ = property(lambda self: numpy.ndarray)  # for `isinstance(x, numpy.ndarray)`
     __hash__ = None  # as NumPy's
+    origin = "that is drawn"
 
     def __init__(self, make: NodeMaker, tensor: torch.Tensor, dtype: numpy.dtype) -> None:
         super().__init__()
         self.make, self.tensor, self.dtype = make, tensor, dtype
+
+    def as_tensor(self) -> torch.Tensor:
+        """What `torch.from_numpy` makes of it."""
+        return self.tensor.clone()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -155,31 +188,36 @@ class DrawnArray(dict):
         return len(self.tensor)
 
     def __contains__(self, value: Any) -> bool:
-        _decides()
+        self._decides()
 
     def __repr__(self) -> str:
-        _decides()
+        self._decides()
+
+    def _decides(self) -> NoReturn:
+        raise NotTraceable(f"{user_line()} looks at an array {self.origin}, and what forward does depends on it")
 
     def copy(self) -> Any:
-        return self.computed(_method("copy"), (self,), {})
+        return self.computed(method("copy"), (self,), {})
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self[i] for i in range(len(self))])
 
     def tolist(self) -> Any:
         if self.tensor.dim() != 1 or self.dtype.kind not in "fi":
-            _decides()
+            self._decides()
         return _numbers_in(self.tensor.to(torch.float64 if self.dtype.kind == "f" else torch.int64))
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__array"):  # NumPy asks for `__array__` then
+            raise AttributeError(name)
         if name not in _METHODS:
-            raise NotTraceable(f"{user_line()} asks for {name} of an array that is drawn")
-        return lambda *args, **kwargs: self.computed(_method(name), (self, *args), kwargs)
+            raise NotTraceable(f"{user_line()} asks for {name} of an array {self.origin}")
+        return lambda *args, **kwargs: self.computed(method(name), (self, *args), kwargs)
 
     def computed(self, function: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """What NumPy computes."""
         if "out" in kwargs:
-            _decides()
+            self._decides()
         return draw(self.make, function, args, kwargs, None)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -189,19 +227,17 @@ class DrawnArray(dict):
         return self.computed(function, args, kwargs)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        _decides()
+        self._decides()
 
     def __bool__(self) -> bool:
-        _decides()
+        self._decides()
 
     __float__ = __int__ = __index__ = __setitem__ = __iadd__ = __imul__ = __isub__ = __itruediv__ = __array__
 
 
-def _decides() -> NoReturn:
-    raise NotTraceable(f"{user_line()} looks at an array that is drawn, and what forward does depends on it")
+def method(name: str) -> Callable:
+    """Calls the array's method of that name."""
 
-
-def _method(name: str) -> Callable:
     def call(array: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(array, name)(*args, **kwargs)
 

@@ -22,3 +22,5 @@ PARAMETER = _Token("parameter")  # the next tensor, an argument, is an nn.Parame
 HELD = _Token("held")  # followed by the place (``get()``) of a tensor, an argument, that the module holds, too
 GENERATOR = _Token("generator")  # followed by its device: torch's, an argument
 EMPTY = _Token("empty")  # followed by an object, an argument, that has no tensor inside
+ARRAY = _Token("array")  # the next tensor, an argument, is an array of NumPy's
+AS = _Token("as")  # followed by a type of NumPy's numbers: the next value, a number, is of that type
