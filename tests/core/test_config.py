@@ -55,17 +55,6 @@ class Raises(Net):
         return self.linear(x)
 
 
-class Flag:
-    """An object without tensors."""
-
-    up = True
-
-
-class Reads(nn.Module):
-    def forward(self, x, flag):
-        return x + 1 if flag.up else x
-
-
 def x(rows=2):
     return torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
 
@@ -421,19 +410,6 @@ def test_a_policy_that_does_not_allow_it(env):
         ORTModule(Raises())(x())
     with pytest.warns(UserWarning, match="an input is empty"):
         assert ORTModule(Net())(torch.ones(0, 4)).shape == (0, 3)
-
-
-@pytest.mark.parametrize("policy", ["FALLBACK_UNSUPPORTED_DATA", "FALLBACK_UNSUPPORTED_TORCH_MODEL"])
-def test_an_argument_that_no_graph_is_given_is_data(policy, env):
-    env(FALLBACK_POLICY=policy)
-    wrapped, given = ORTModule(Reads()), Flag()
-    if policy == "FALLBACK_UNSUPPORTED_DATA":
-        with pytest.warns(UserWarning, match="an argument holds a value of type .*Flag"):
-            assert torch.equal(wrapped(x(), given), x() + 1)
-        assert explain(wrapped).pytorch_calls == 1
-    else:
-        with pytest.raises(Error, match="an argument holds a value of type .*Flag"):
-            wrapped(x(), given)
 
 
 @pytest.mark.filterwarnings("ignore:ORTModule")
