@@ -36,7 +36,7 @@ TRAINING = "onnxruntime.training"
 #: Names of the original's that tests look for in ways which raise no error of ours.
 PRIVATE = ("_torch_module", "_ORTModule")
 #: Of the messages that a test expects for tensors on two devices.
-TWO_DEVICES = ("cuda:0", "tensors to be on the same device", "a single device per model")
+TWO_DEVICES = ("cuda:0", "tensors to be on the same device", "a single device per model", "data in different device")
 
 
 class PrivateName(AssertionError):
@@ -51,6 +51,9 @@ class TookLong(Exception):
     """More than SECONDS."""
 
 
+STANDS_FOR = "the name of the original's "  # in what others say of a stand-in that they are given
+
+
 class StandIn(types.ModuleType):
     """A module, or anything else, of the original's that scripts do not use. Importing it says nothing."""
 
@@ -63,6 +66,9 @@ class StandIn(types.ModuleType):
 
     def __call__(self, *args, **kwargs):
         raise PrivateName(f"the name {self.__name__}")
+
+    def __repr__(self):
+        return STANDS_FOR + self.__name__
 
 
 def flags(name, *members):
@@ -200,7 +206,8 @@ def kind_of(outcome, error, function, statement):
     for each in chain(error):
         if isinstance(each, TookLong):
             return "time"
-        if isinstance(each, PrivateName) or (isinstance(each, AttributeError) and is_private(each)):
+        named = isinstance(each, PrivateName) or STANDS_FOR in str(each)
+        if named or (isinstance(each, AttributeError) and is_private(each)):
             return "private"
         if isinstance(each, NeedsCuda) or "not compiled with CUDA" in str(each):
             return "CUDA"

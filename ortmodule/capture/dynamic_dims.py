@@ -29,6 +29,7 @@ from ortmodule.capture.trace_sizes import BATCH, Dim, Dims, Sizes
 from ortmodule.core import pytree, torch_private
 from ortmodule.core.errors import (
     CaptureError,
+    Cause,
     ExportError,
     MissingPrivate,
     NotTraceable,
@@ -49,9 +50,9 @@ WAYS = ((DOWN, False), (UP, False), (DOWN, True))
 _MISSING = object()
 
 
-def _blaming(error: CaptureError | TraceFailed, submodule: str | None) -> Exception:
+def _blaming(error: CaptureError | TraceFailed, submodule: str | None, cause: Cause = Cause.TORCH_MODEL) -> Exception:
     # (No frame may know the exception that it raises: tensors would live on.)
-    error.submodule = submodule
+    error.submodule, error.cause = submodule, cause
     return error
 
 
@@ -105,7 +106,7 @@ def capture(
         except ExportError as error:
             raise CaptureError(str(error), error.kind) from error
         except NotTraceable as error:
-            raise _blaming(TraceFailed(str(error)), getattr(error, "submodule", None)) from None
+            raise _blaming(TraceFailed(str(error)), getattr(error, "submodule", None), error.cause) from None
         except Exception as error:
             first = str(error).partition("\n")[0]  # what follows may be the elements of a tensor
             place = line_of_error(error)
@@ -383,7 +384,8 @@ def _first(at: Callable[..., Trace], dims: Dims, part: int) -> tuple[Trace, Size
                 return at(sizes), sizes
             except TraceFailed as error:
                 cause = error
-        raise _blaming(CaptureError(str(cause)), None if cause is None else cause.submodule) from cause
+        assert cause is not None
+        raise _blaming(CaptureError(str(cause)), cause.submodule, cause.cause) from cause
     finally:
         cause = None  # its traceback knows this frame: the callers' tensors would live on
 

@@ -138,6 +138,13 @@ class NotTraceable(Exception):
 
     node: TracedNode  # of the trace, where one is to blame
     submodule: str | None
+    cause = Cause.TORCH_MODEL
+
+
+class RefusedArgument(NotTraceable):
+    """An argument of the module's is none that a graph can be given; the sentence says what it is."""
+
+    cause = Cause.DATA
 
 
 class ChangesAround(NotTraceable):
@@ -183,6 +190,7 @@ class TraceFailed(Exception):
     """One trace of several failed; the sentence says why. ``submodule``: the path of the one that is to blame."""
 
     submodule: str | None = None
+    cause = Cause.TORCH_MODEL
 
 
 class Unrepeatable(Exception):
@@ -215,6 +223,7 @@ class CaptureError(Exception):
         super().__init__(reason)
         self.kind = kind
         self.submodule: str | None = None
+        self.cause = Cause.TORCH_MODEL
 
 
 class ExportError(Exception):

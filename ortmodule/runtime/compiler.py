@@ -216,8 +216,9 @@ class Compiler:
             _check_breaks(captured, guards, call.tree)
         except (CaptureError, Unguardable) as error:
             # A trace calls no hooks, which forward may count on.
-            text = conflict(call.tree, hooked, call.tree.caches.reads) or str(error)
-            refusal = NoOtherGraph(Cause.TORCH_MODEL, text, call.key)
+            text = conflict(call.tree, hooked, call.tree.caches.reads)
+            cause = error.cause if isinstance(error, CaptureError) and not text else Cause.TORCH_MODEL
+            refusal = NoOtherGraph(cause, text or str(error), call.key)
             refusal.guards = _guards_of_failure(call)
             raise refusal from error
         finally:

@@ -35,8 +35,10 @@ def tokenizer():
     return transformers.PreTrainedTokenizerFast(tokenizer_object=found, model_max_length=LENGTH, **special)
 
 
-def llama(head=transformers.LlamaForCausalLM, use_cache=False, **settings):
+def llama(head=None, use_cache=False, **settings):
+    """``head``: the class; None: a language model. (Its module is imported here: it needs a torchvision that loads.)"""
     torch.manual_seed(0)
+    head = head or transformers.LlamaForCausalLM
     given = dict(
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=1,

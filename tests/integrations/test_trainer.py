@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from ortmodule import ORTModule, explain
 from ortmodule.utils.data import LoadBalancingDistributedBatchSampler, LoadBalancingDistributedSampler
 from tests.integrations.small import assert_in_engine, sentences
+from tests.selection import each
 
 pytest.importorskip("accelerate")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
@@ -18,6 +19,8 @@ SAMPLES, LENGTH, VOCABULARY = 24, 10, 50
 
 class Sentences(Dataset):
     """Beginnings of sentences by characters, a class by the first; with a column that forward does not take."""
+
+    column = "input_ids"
 
     def __init__(self, part):
         texts = sentences()[part * SAMPLES : (part + 1) * SAMPLES]
@@ -44,6 +47,39 @@ def language_model():
         vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
     )
     return transformers.GPT2LMHeadModel(config)
+
+
+class Images(Dataset):
+    """Handwritten digits."""
+
+    column = "pixel_values"
+
+    def __init__(self, part):
+        digits = pytest.importorskip("sklearn.datasets").load_digits()
+        rows = slice(part * SAMPLES, (part + 1) * SAMPLES)
+        self.pixels, self.labels = torch.tensor(digits.images[rows]).float()[:, None] / 8 - 1, digits.target[rows]
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return {"pixel_values": self.pixels[index], "labels": int(self.labels[index])}
+
+
+def vision_transformer():
+    config = transformers.ViTConfig(
+        image_size=8, patch_size=2, num_channels=1, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, num_labels=10,
+    )  # fmt: skip
+    return transformers.ViTForImageClassification(config)
+
+
+def convolutional():
+    """(Checkpoints of ViTs have other names of weights in transformers 5, and its Trainer goes on without them.)"""
+    config = transformers.ConvNextConfig(
+        num_channels=1, patch_size=2, num_stages=2, hidden_sizes=[8, 16], depths=[1, 1], num_labels=10
+    )
+    return transformers.ConvNextForImageClassification(config)
 
 
 class Text(Sentences):
@@ -88,6 +124,8 @@ def assert_alike(ours, theirs):
     [
         (classifier, Sentences, {}),
         (language_model, Text, {"gradient_accumulation_steps": 2}),
+        (vision_transformer, Images, {}),
+        pytest.param(convolutional, Images, {}, marks=pytest.mark.full),
         pytest.param(classifier, Sentences, {"bf16": True}, marks=pytest.mark.full),
         pytest.param(language_model, Text, {"bf16": True}, marks=pytest.mark.full),
     ],
@@ -106,9 +144,13 @@ def test_training(make, data, settings, tmp_path):
     assert type(columns[0]) is type(columns[1])
     assert ours.label_names == theirs.label_names
     assert ours._signature_columns == theirs._signature_columns
-    assert "input_ids" in ours._signature_columns
+    assert data.column in ours._signature_columns
     found, expected = ours.evaluate()["eval_loss"], theirs.evaluate()["eval_loss"]
     assert found == pytest.approx(expected, rel=5e-2 if settings.get("bf16") else 2e-3)
+
+
+#: Of a text and of an image.
+ROADS = (classifier, Sentences), (convolutional, Images)
 
 
 def test_prediction(tmp_path):
@@ -118,25 +160,28 @@ def test_prediction(tmp_path):
     assert found.predictions == pytest.approx(expected.predictions, abs=5e-2)
 
 
-def test_checkpoints(tmp_path):
+@each("make, data", ROADS, [ROADS[0]])
+def test_checkpoints(make, data, tmp_path):
     """What is saved is what would be without us, and either side reads it."""
-    ours, theirs = pair(classifier, tmp_path, Sentences)
+    ours, theirs = pair(make, tmp_path, data)
     files = [sorted(p.name for p in (tmp_path / who / "checkpoint-4").iterdir()) for who in ("ours", "theirs")]
     assert files[0] == files[1] and "config.json" in files[0] and "model.safetensors" in files[0]
     configs = [json.loads((tmp_path / who / "checkpoint-4" / "config.json").read_text()) for who in ("ours", "theirs")]
-    assert configs[0] == configs[1] and configs[0]["architectures"] == ["BertForSequenceClassification"]
-    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours" / "checkpoint-8")
-    assert type(loaded) is transformers.BertForSequenceClassification
+    assert configs[0] == configs[1] and configs[0]["architectures"] == [type(theirs.model).__name__]
+    auto = getattr(transformers, "AutoModelFor" + configs[0]["architectures"][0].partition("For")[2])
+    loaded = auto.from_pretrained(tmp_path / "ours" / "checkpoint-8")
+    assert type(loaded) is type(theirs.model)
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, ours.model.state_dict()[name]), name
 
 
-def test_resume(tmp_path):
+@each("make, data", ROADS, [ROADS[0]])
+def test_resume(make, data, tmp_path):
     """From the middle, ours goes on as it went on, from its own checkpoint and from PyTorch's."""
-    ours, theirs = pair(classifier, tmp_path, Sentences)
+    ours, theirs = pair(make, tmp_path, data)
     for source in ("ours", "theirs"):
         torch.manual_seed(1)
-        resumed = trainer(tmp_path / f"again-{source}", ORTModule(classifier()), Sentences)
+        resumed = trainer(tmp_path / f"again-{source}", ORTModule(make()), data)
         resumed.train(resume_from_checkpoint=str(tmp_path / source / "checkpoint-4"))
         assert resumed.state.global_step == 8
         assert_alike(resumed, ours if source == "ours" else theirs)

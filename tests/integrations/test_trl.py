@@ -89,8 +89,7 @@ def make(kind, wrap, folder):
     cls, configuration, columns, head, more = ROADS[kind]
     data = datasets.Dataset.from_dict({name: [f(t) for t in sentences()[:32]] for name, f in columns.items()})
     generates = cls is trl.GRPOTrainer
-    shape = {} if generates else DEEP
-    model = llama(use_cache=kind == CACHED, **shape) if head is None else llama(head, num_labels=1)
+    model = llama(use_cache=kind == CACHED, **DEEP) if head is None else llama(head, num_labels=1)
     args = configuration(
         output_dir=str(folder), max_steps=STEPS, save_steps=3, logging_steps=1, per_device_train_batch_size=BATCH,
         learning_rate=1e-2, report_to=[], disable_tqdm=True, use_cpu=True, bf16=False, seed=7,
@@ -120,9 +119,8 @@ def test_training_saving_and_resuming(kind, tmp_path):
         assert len(found) == STEPS and found == pytest.approx(expected, rel=2e-3, abs=1e-5), key
     if generates:
         report = explain(ours.model)
-        assert report.engine_calls > STEPS and report.unreached_steps == 0, str(report)
-        assert report.pytorch_calls <= 0.1 * report.engine_calls, str(report)
-        assert report.python_ops == ["ChunkedLogProbFunction"]
+        assert_in_engine(ours.model, report.engine_calls + report.pytorch_calls)
+        assert report.engine_calls > STEPS and report.python_ops == ["ChunkedLogProbFunction"], str(report)
         # (A cache of any length is one graph: the training step, the prompt, and all tokens after it.)
         assert report.exports == 3 if kind == CACHED else report.exports <= 3
     else:

@@ -11,6 +11,7 @@ datasets = pytest.importorskip("sklearn.datasets")
 
 from ortmodule import ORTModule, explain  # noqa: E402
 from ortmodule.runtime.calls import parts  # noqa: E402
+from tests.integrations.small import WORK  # noqa: E402
 
 STEPS, BATCH, SIDE = 6, 4, 32
 #: Compiled operators of torchvision. One that was built for another torch cannot load them.
@@ -185,7 +186,7 @@ class Whole(Detection):
         for name in self.parts:
             outer, _, inner = name.partition(".")
             yield parts[outer].parts[inner] if inner else parts[outer]
-        assert explain(model).weights_in_engine > 0.9
+        assert explain(model).weights_in_engine >= WORK
 
 
 class WholeRegions(Whole, Regions):
@@ -259,6 +260,7 @@ def test_training_saving_and_resuming(kind, tmp_path):
     assert_alike(road, found, expected)
     for report in road.reports(ours):
         assert report.captured and report.engine_calls == STEPS and not report.python_ops, str(report)
+        assert report.weights_in_engine >= WORK, str(report)
     again = road.saved(ours, plain, tmp_path)
     for a, b in zip(again.parameters(), ours.parameters(), strict=True):
         assert torch.equal(a, b)

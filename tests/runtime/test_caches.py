@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from ortmodule import ORTModule, explain
+from ortmodule import Error, ORTModule, explain
 from tests.selection import each
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -320,6 +320,16 @@ def test_an_object_that_gets_no_tensors():
     with pytest.warns(UserWarning, match="an argument holds a value of type .*Sentinel, which may change"):
         wrapped(torch.ones(2, 4), given)
     assert explain(wrapped).pytorch_calls == 1
+
+
+@pytest.mark.parametrize("policy", ["FALLBACK_UNSUPPORTED_DATA", "FALLBACK_UNSUPPORTED_TORCH_MODEL"])
+def test_an_argument_that_no_graph_is_given_is_data(policy, monkeypatch):
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
+    wrapped = ORTModule(Losses(lambda other, *rest: None))
+    text = "an argument holds a value of type .*Sentinel, which may change"
+    with pytest.warns(UserWarning, match=text) if policy.endswith("DATA") else pytest.raises(Error, match=text):
+        wrapped(torch.ones(2, 4), Sentinel())
+    assert explain(wrapped).pytorch_calls == policy.endswith("DATA")
 
 
 # --- transformers -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 
 from ortmodule.capture.trace_mode import TraceMode
 from ortmodule.core import pytree
-from ortmodule.core.errors import ChangesAround, NotTraceable
+from ortmodule.core.errors import ChangesAround, RefusedArgument
 from ortmodule.core.names import USED_ON
 from ortmodule.core.objects.garbage import collect_garbage
 from ortmodule.core.objects.references import has_frozen
@@ -53,9 +53,9 @@ class SideEffects:
 
     def filled(self) -> Any:
         """The arguments, where forward has put something else into containers of the caller's that breaks did not put
-        there, else None. Raises NotTraceable for what cannot be put into the caller's own."""
+        there, else None. Raises RefusedArgument for what cannot be put into the caller's own."""
         if empty := left_empty(self.regions.arguments):
-            raise NotTraceable(f"an argument holds {empty}")
+            raise RefusedArgument(f"an argument holds {empty}")
         if not self.regions.changed():
             return None
         return self.regions.arguments

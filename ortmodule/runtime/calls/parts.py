@@ -122,7 +122,7 @@ def draws(dispatcher: Any) -> bool:
 
 def may_pay(budget: Budget, reason: NotInEngine) -> bool:
     """Are parts of a module to be looked for, which PyTorch runs for this reason?"""
-    if not isinstance(reason, NoOtherGraph) or reason.cause is not Cause.TORCH_MODEL:
+    if not isinstance(reason, NoOtherGraph) or reason.cause is Cause.ONNX_MODEL:
         return False
     return _is_long(budget.refused.calls, budget.refused.seconds)
 
