@@ -129,7 +129,7 @@ COUNTED = ["-fsanitize-coverage=trace-pc"] * COVERAGE
 #: Sources of many instances of one kernel. gcc takes three fifths of its time at -O3, and what it makes is as fast
 #: (docs/benchmarks.md): of what -O3 adds these matter.
 QUICK = ["-O2", "-fvect-cost-model=dynamic", "-funswitch-loops", "-fpeel-loops", "-fsplit-loops"]
-QUICK_SOURCES = ("ops/losses/loss.c", "ops/norms/norm.c", "ops/reductions/softmax.c")
+QUICK_SOURCES = ("ops/losses/loss.c", "ops/norms/norm.c", "ops/reductions/softmax.c", "ops/spatial/grid_sample.c")
 CAP = os.environ.get("ORTMODULE_CPU", "")
 if CAP:
     if CAP not in ("avx2", "baseline"):
