@@ -21,6 +21,7 @@ from ortmodule.trainer.processes import Processes
 from ortmodule.trainer.step_module import StepModule
 
 Autocast = Callable[[], AbstractContextManager[Any]]
+LossOf = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 #: Symbols of the axis that micro-batches are parts of.
 _BATCH = ("batch", "batch_size", "N")
@@ -164,7 +165,8 @@ class Pipeline:
         self._stages, self._rank = processes.pipeline_size, processes.mesh.get_local_rank("pipeline")
         self._device, self._autocast = next(step.parameters()).device, autocast
         self._variants: dict[tuple[bool, bool], list[_Variant]] = {}
-        self._loss_of: Callable[[Sequence[Tensor]], Tensor] = _no_loss
+        self._loss_of: LossOf = _no_loss
+        self._parts: Sequence[Sequence[Tensor]] = ()  # the inputs of the micro-batches, while they are on their way
         first = self._variant(True, True, self._slices.cut(description.inputs, inputs)[0], check=True)
         self.engine = first.stage.engine
         self.names = self._owned(first.cut)
@@ -172,16 +174,16 @@ class Pipeline:
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
-    def train(self, inputs: Sequence[Tensor], loss_of: Callable[[Sequence[Tensor]], Tensor]) -> tuple[Tensor, ...]:
+    def train(self, inputs: Sequence[Tensor], loss_of: LossOf) -> tuple[Tensor, ...]:
         """Forward and backward of all micro-batches; gradients are of the mean of their losses.
 
-        ``loss_of``: what is differentiated of the outputs of a micro-batch.
+        ``loss_of``: what is differentiated, of the inputs and outputs of a micro-batch.
         """
-        self._loss_of = lambda results: loss_of(results) / self._slices.count
+        self._loss_of = lambda inputs, results: loss_of(inputs, results) / self._slices.count
         try:
             return self._run(inputs, True, True)
         finally:
-            self._loss_of = _no_loss
+            self._loss_of, self._parts = _no_loss, ()
 
     def evaluate(self, inputs: Sequence[Tensor], with_label: bool) -> tuple[Tensor, ...]:
         """The described outputs in eval mode; without the label those but the loss."""
@@ -189,7 +191,7 @@ class Pipeline:
             return self._run(inputs, False, with_label)
 
     def _run(self, inputs: Sequence[Tensor], training: bool, with_label: bool) -> tuple[Tensor, ...]:
-        parts = self._slices.cut(self._description.inputs[: len(inputs)], inputs)
+        self._parts = parts = self._slices.cut(self._description.inputs[: len(inputs)], inputs)
         variant = self._variant(training, with_label, parts[0])
         schedule, shapes = self._schedule(variant, parts[0], training, with_label)
         variant.stage.begin(parts)
@@ -200,8 +202,9 @@ class Pipeline:
         variant.stage.begin([])
         return self._to_all(outputs, results, shapes[-1])
 
-    def _loss(self, results: Sequence[Tensor], _: Tensor) -> Tensor:
-        return self._loss_of(results)
+    def _loss(self, results: Sequence[Tensor], part: Tensor) -> Tensor:
+        """``part``: the number of the micro-batch."""
+        return self._loss_of(self._parts[int(part)], results)
 
     def _to_all(
         self, described: Sequence[Described], results: Sequence[Sequence[Tensor]], shapes: Sequence[Tensor]
@@ -256,7 +259,7 @@ class Pipeline:
             with self._autocast():
                 shapes = _shapes(variant.cut, part)
             if with_label:
-                self._description.check((), shapes[-1])  # in all processes, before any waits for another
+                self._description.check(part, shapes[-1])  # in all processes, before any waits for another
             before = shapes[self._rank - 1] if self._rank else ()
             stage = PipelineStage(
                 variant.stage, self._rank, self._stages, self._device, input_args=before,
@@ -326,7 +329,7 @@ class Pipeline:
         return square.sqrt()
 
 
-def _no_loss(_: Sequence[Tensor]) -> Tensor:
+def _no_loss(_: Sequence[Tensor], __: Sequence[Tensor]) -> Tensor:
     raise StateError("a pipeline has no loss to differentiate")
 
 

@@ -26,8 +26,8 @@ from ortmodule.trainer.pipeline import Pipeline
 from ortmodule.trainer.processes import Processes
 from ortmodule.trainer.step_module import StepModule
 
-#: Makes of the outputs of a forward, in order, the loss that is differentiated.
-LossOf = Callable[[Sequence[Tensor]], Tensor]
+#: Makes of the inputs and the outputs of a forward, in order, the loss that is differentiated.
+LossOf = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 class Runner(ABC):
@@ -93,7 +93,7 @@ class _OneCall(Runner):
         with self._module.no_sync() if self._late and not last else nullcontext():
             with self._autocast():
                 outputs = self._module(*inputs)
-            loss_of(outputs).backward()
+            loss_of(inputs, outputs).backward()
         return outputs
 
     def evaluate(self, inputs: tuple[Any, ...], with_label: bool) -> tuple[Tensor, ...]:
@@ -159,6 +159,11 @@ class _Divided(Runner):
     def ready(self, inputs: tuple[Any, ...]) -> None:
         if self.optimizer is not None:
             return
+        if len(inputs) < len(self._description.inputs):
+            raise StateError(
+                "a model that processes have parts of is divided at its first batch: eval_step without the label needs "
+                "a step with it before"
+            )
         device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
         self.processes.connect(device)
         self.processes.check_alike(inputs, [entry.name for entry in self._description.inputs])

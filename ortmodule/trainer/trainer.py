@@ -6,7 +6,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -15,10 +15,12 @@ from torch import Tensor, distributed, nn
 
 from ortmodule.core import devices
 from ortmodule.core.errors import ArgumentError, ArgumentTypeError, StateError
+from ortmodule.core.logger import warn_once
 from ortmodule.module import ORTModule
 from ortmodule.optim.config import OptimizerConfig
 from ortmodule.optim.loss_scaler import DynamicLossScaler, StaticLossScaler
 from ortmodule.trainer import checkpoint, onnx_file
+from ortmodule.trainer.early_updates import EarlyUpdates
 from ortmodule.trainer.model_desc import ModelDescription
 from ortmodule.trainer.options import ORTTrainerOptions
 from ortmodule.trainer.processes import Processes
@@ -86,6 +88,7 @@ class ORTTrainer:
             self._scaler.agree = self._processes.agree
         self._info = TrainStepInfo(optim_config)
         self._samples: tuple[Tensor, ...] | None = None
+        self._early = self._early_updates()
 
     def _runner_of(self, optim_config: OptimizerConfig) -> Runner:
         sizes, common = self.options.distributed, (self.options, self._processes, self._autocast)
@@ -141,6 +144,8 @@ class ORTTrainer:
         """
         inputs = self._inputs(args, kwargs)
         self._runner.ready(inputs)
+        if self._early is not None:
+            self._set_rates(replace(self._info, step=self._info.step + 1))
         last = (self._info.step + 1) % self._accumulation == 0
         outputs = self._runner.train(inputs, self._loss_of, last)
         self._info.step += 1
@@ -149,9 +154,9 @@ class ORTTrainer:
         outputs = tuple([output.detach() for output in outputs])
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _loss_of(self, outputs: Sequence[Tensor]) -> Tensor:
+    def _loss_of(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
         """What is differentiated."""
-        self.model_desc.check((), outputs)
+        self.model_desc.check(inputs, outputs)
         loss = scalar(outputs[self.model_desc.loss], self.model_desc.outputs[self.model_desc.loss].name)
         part = loss if self._accumulation == 1 else loss / self._accumulation
         return part if self._scaler is None else self._scaler.scale(part)
@@ -163,8 +168,7 @@ class ORTTrainer:
         """
         without_label = self.loss_fn is not None and len(args) + len(kwargs) == len(self.model_desc.inputs) - 1
         inputs = self._inputs(args, kwargs, without_label)
-        if not without_label:
-            self._runner.ready(inputs)
+        self._runner.ready(inputs)
         outputs = self._runner.evaluate(inputs, not without_label)
         if not without_label:
             self.model_desc.check(inputs, outputs)
@@ -196,10 +200,30 @@ class ORTTrainer:
     def _autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._dtype is None else torch.autocast(self._device.type, self._dtype)
 
+    def _early_updates(self) -> EarlyUpdates | None:
+        """While backward goes on, if the option asks for it and nothing needs all gradients together."""
+        if not self.options.utils.memory_efficient_gradient:
+            return None
+        clips = self.optim_config.max_norm_clip is not None and self.options.utils.grad_norm_clip
+        reasons = {
+            "the norm of all gradients is clipped (utils.grad_norm_clip, max_norm_clip)": clips,
+            "a loss scaler looks at all gradients": self._scaler is not None,
+            "gradients of several steps are added up": self._accumulation > 1,
+            "gradients of several processes are added up": self._processes.size > 1,
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                warn_once(f"ORTTrainer: the option utils.memory_efficient_gradient has no effect: {reason}")
+                return None
+        return EarlyUpdates(self.optimizer)
+
     def _update(self) -> None:
         scaler, clip = self._scaler, self.optim_config.max_norm_clip
-        if self.options.lr_scheduler is not None:
-            self._set_rates()
+        if self._early is not None:
+            self._early.step()
+            self._info.optimization_step += 1
+            return
+        self._set_rates(self._info)
         self._runner.join_gradients()
         finite = True
         if clip is not None and self.options.utils.grad_norm_clip:
@@ -215,10 +239,12 @@ class ORTTrainer:
         self._info.all_finite = finite
         self._info.optimization_step += 1
 
-    def _set_rates(self) -> None:
+    def _set_rates(self, info: TrainStepInfo) -> None:
         scheduler = self.options.lr_scheduler
+        if scheduler is None:
+            return
         step = getattr(scheduler, "_step", scheduler.get_lr)  # keeps it for get_last_lr
-        rate = step(self._info)[0]
+        rate = step(info)[0]
         factor = rate / self.optim_config.lr if self.optim_config.lr else 0.0
         for group, base in zip(self.optimizer.param_groups, self._runner.rates, strict=True):
             group["lr"] = rate if base == self.optim_config.lr else base * factor

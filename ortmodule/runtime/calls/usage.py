@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ortmodule.core.objects.dispatchers import dispatcher_of
+from ortmodule.core.torch_private import in_backward
 from ortmodule.runtime.calls import closures
 
 UNREACHED = (
@@ -85,6 +86,8 @@ _steps: weakref.WeakKeyDictionary[Any, _Steps] = weakref.WeakKeyDictionary()
 
 def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     """Looks for what was not called: now, or once a closure has run, which calls the module inside of the step."""
+    if in_backward():  # a hook's step, with gradients of a call whose backward goes on
+        return None
     waiting = [optimizer]  # one step counts once, however often it calls its closure
 
     def look() -> None:
