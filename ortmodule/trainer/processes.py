@@ -53,7 +53,10 @@ class Processes:
 
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
-                distributed.broadcast(tensor, 0)
+                sent = tensor.contiguous()
+                distributed.broadcast(sent, 0)
+                if sent is not tensor:
+                    tensor.copy_(sent)
         states = [devices.generators()]
         distributed.broadcast_object_list(states, distributed.get_global_rank(self.model_group, 0), self.model_group)
         devices.set_generators(states[0])
