@@ -113,6 +113,7 @@ class Model:
         triton: tuple | None = None,
         offload: str | None = None,
         joint_from: int = 0,
+        layers: int = 0,
     ) -> Plan:
         """A plan for these types and shapes, with ``any_size`` also of more memory than there is; -1 is the CPU."""
 

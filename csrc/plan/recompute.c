@@ -383,7 +383,7 @@ static status choose(planner *pl, const recompute_request *r, recompute_clusters
     int n = 0;
 
     if (r->list || r->n_wishes) TRY(clusters_find(pl->c, &pl->problem, pl->order, clusters));
-    if (r->goal == RECOMPUTE_LAYERS) return recompute_layers(pl->c, &pl->problem, &pl->choice);
+    if (r->goal == RECOMPUTE_LAYERS) return recompute_layers(pl->c, &pl->problem, r->layers, &pl->choice);
     if (r->goal == RECOMPUTE_CHECKPOINTS) return recompute_checkpoints(pl->c, &pl->problem, &pl->choice);
     if (r->goal == RECOMPUTE_CHEAP && !r->n_wishes) {
         const double most = all_work(&pl->problem) / NEXT_TO_NOTHING;

@@ -41,6 +41,7 @@ typedef struct recompute_request {
     int64_t target;               /* of RECOMPUTE_TO: bytes */
     const recompute_wish *wishes; /* hold first, unless the goal is RECOMPUTE_LAYERS; unknown clusters are left out */
     int n_wishes;
+    int layers;   /* of RECOMPUTE_LAYERS: the first so many of each row; 0: all */
     bool list;    /* the result has the clusters */
     bool offload; /* RECOMPUTE_TO may offload values, too */
 } recompute_request;

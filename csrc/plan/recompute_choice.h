@@ -65,8 +65,9 @@ MUST_USE status recompute_to(ctx *c, const recompute_problem *p, const recompute
 /* Makes again what lowers the peak most at a cost of at most `most_cost`; nothing where that is not worth it. */
 MUST_USE status recompute_cheaply(ctx *c, const recompute_problem *p, double most_cost, recompute_choice *out);
 /* Makes all again that lies inside of layers, stretches of forward that repeat: what one gives to those behind it is kept,
- * and all of the last. Layers begin where the least goes from one to the next. Nothing where there are no two. */
-MUST_USE status recompute_layers(ctx *c, const recompute_problem *p, recompute_choice *out);
+ * and all of the last. Layers begin where the least goes from one to the next. Nothing where there are no two. Of each row of
+ * layers the first `most`; 0: all. */
+MUST_USE status recompute_layers(ctx *c, const recompute_problem *p, int most, recompute_choice *out);
 /* Makes all again that lies inside of checkpoints: what goes into them is kept. Of the last one only where that lowers the
  * peak. */
 MUST_USE status recompute_checkpoints(ctx *c, const recompute_problem *p, recompute_choice *out);

@@ -61,6 +61,7 @@ typedef struct search {
     lives l;
     int *last;  /* [value] the last step of forward that reads it */
     int groups; /* of layers that are still looked for */
+    int most;   /* of a row of layers, from the first; 0: all */
     bool stash; /* keeps what layers give to those behind them even if backward would not read it */
     bool all;   /* the last of the layers, too, which backward begins with */
 } search;
@@ -70,7 +71,7 @@ static void forget_inside(search *f, const layers *x) {
     chooser *s = &f->s;
     double cost;
 
-    for (int k = 0; k + !f->all < x->count; k++) {
+    for (int k = 0; k + !f->all < x->count && (!f->most || k < f->most); k++) {
         const int begin = x->begin + k * x->period, end = begin + x->period;
         for (int t = begin; t < end; t++)
             for (int i = 0; i < s->p->steps[t].n_out; i++) {
@@ -102,8 +103,8 @@ static void forget_layers(search *f, int from, int to) {
     forget_layers(f, end, to);
 }
 
-static status find(ctx *c, const recompute_problem *p, bool stash, bool all, recompute_choice *out) {
-    search f = {.groups = MOST_GROUPS, .stash = stash, .all = all};
+static status find(ctx *c, const recompute_problem *p, int most, bool stash, bool all, recompute_choice *out) {
+    search f = {.groups = MOST_GROUPS, .most = most, .stash = stash, .all = all};
 
     TRY(chooser_new(c, p, &f.s, &f.l));
     chooser_allow(&f.s, LOOKS);
@@ -121,14 +122,14 @@ static status find(ctx *c, const recompute_problem *p, bool stash, bool all, rec
 
 /* Where backward does not read what one layer gives to the next, it runs all layers again before the last one, or keeps it
  * all the same: what takes less memory. The last layer is kept, unless the peak is where it waits: at a large loss. */
-status recompute_layers(ctx *c, const recompute_problem *p, recompute_choice *out) {
+status recompute_layers(ctx *c, const recompute_problem *p, int most, recompute_choice *out) {
     recompute_choice other;
 
-    TRY(find(c, p, false, false, out));
-    TRY(find(c, p, true, false, &other));
+    TRY(find(c, p, most, false, false, out));
+    TRY(find(c, p, most, true, false, &other));
     if (other.peak < out->peak || (other.peak == out->peak && other.cost < out->cost)) *out = other;
     for (int stash = 0; stash < 2; stash++) {
-        TRY(find(c, p, stash, true, &other));
+        TRY(find(c, p, most, stash, true, &other));
         if (other.peak < out->peak - out->peak / WORTH_IT) *out = other;
     }
     return OK;

@@ -267,6 +267,10 @@ class Config:
         "costs next to nothing (3 % of a step's work, estimated), or what `MEMORY_BUDGET` takes; 1: each layer, from "
         "what the layer before gives to it; 2: all that needs less memory",
     )
+    memory_opt_layers: int = _setting(
+        number_from(0), 0,
+        "of `MEMORY_OPT_LEVEL=1`: the first so many of each row of layers are computed again; 0: all",
+    )
     memory_budget: int = _setting(
         BYTES, 0,
         "bytes that a step may take: parameters, buffers, inputs, their gradients, results, activations and "

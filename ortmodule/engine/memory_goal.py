@@ -32,7 +32,7 @@ class MemoryGoal(NamedTuple):
     ``offload``: a folder for activations that are offloaded where that costs less than to compute them again; without a
     budget or a level 2, all that lower the peak. ``joint_from``: bytes of gradients from which a run's arena may hold
     them, too; 0: it never does. ``in_segments``: those that are added to earlier ones come in segments, and not all at
-    once."""
+    once. ``layers``: of level 1, the first so many of each row of layers; 0: all."""
 
     level: int
     budget: int
@@ -41,6 +41,7 @@ class MemoryGoal(NamedTuple):
     offload: str | None = None
     joint_from: int = 0
     in_segments: bool = True
+    layers: int = 0
 
     @property
     def chooses(self) -> bool:

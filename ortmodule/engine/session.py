@@ -503,7 +503,7 @@ class Session:
         given = *of, self.disabled, sizes, calls, self.padding_unseen, device, *goal, any_size, memory.clusters
         # A process group's hooks want gradients in segments, in memory of their own.
         segments = adds or (distributed.is_available() and distributed.is_initialized())
-        plan = self._plan_with_triton((*given, None, offload, 0 if segments else memory.joint_from), gpu)
+        plan = self._plan_with_triton((*given, None, offload, 0 if segments else memory.joint_from, memory.layers), gpu)
         if gpu is None:
             return plan
         if plan.constant_bytes:
@@ -519,7 +519,7 @@ class Session:
         if self.triton is not None:
             maker.install()
             asked = [*given]
-            asked[-3] = self.triton.rules
+            asked[-4] = self.triton.rules
             asked[3] = self.disabled | sum(_core.passes()[name] & ~self.disabled for name in PASSES_OFF)
             try:
                 plan = self.model.plan(*asked)

@@ -82,7 +82,7 @@ SCHEMA: dict[str, Any] = {
         "attn_dropout_recompute": _FLAG,
         "gelu_recompute": _FLAG,
         "transformer_layer_recompute": _FLAG,
-        "number_recompute_layers": _without(0, "all layers are recomputed, or as many as device.mem_limit asks for"),
+        "number_recompute_layers": _Option((int,), 0, least=0),
     },
     "utils": {
         "frozen_weights": _Option((list, tuple), ()),

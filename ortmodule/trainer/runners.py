@@ -283,7 +283,7 @@ def engine_config(options: ORTTrainerOptions) -> Config:
     if switches.attn_dropout_recompute or switches.gelu_recompute:
         settings["memory_opt_level"] = 2
     elif switches.transformer_layer_recompute:
-        settings["memory_opt_level"] = 1
+        settings |= {"memory_opt_level": 1, "memory_opt_layers": switches.number_recompute_layers}
     if options.device.mem_limit:
         settings["memory_budget"] = options.device.mem_limit
     return Config(**settings)

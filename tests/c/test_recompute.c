@@ -202,17 +202,20 @@ TEST(layers_keep_what_one_gives_to_the_next) {
     ctx c;
 
     ctx_init(&c);
-    CHECK_OK(&c, recompute_layers(&c, &n->p, &made));
+    CHECK_OK(&c, recompute_layers(&c, &n->p, 0, &made));
     for (int v = 1; v <= LAYERS * STEPS_OF_A_LAYER; v++) {
         const bool inside = v % STEPS_OF_A_LAYER != 0, last = v > (LAYERS - 1) * STEPS_OF_A_LAYER;
         CHECK(made.again[v] == (inside && !last && made.kept[v]));
     }
     CHECK(made.peak < made.before / 2);
+    CHECK_OK(&c, recompute_layers(&c, &n->p, 2, &made)); /* the first two */
+    for (int v = 1; v <= LAYERS * STEPS_OF_A_LAYER; v++)
+        CHECK(made.again[v] == (v % STEPS_OF_A_LAYER != 0 && v < 2 * STEPS_OF_A_LAYER && made.kept[v]));
     n->steps[2].kind = 77; /* the first is like no other */
-    CHECK_OK(&c, recompute_layers(&c, &n->p, &made));
+    CHECK_OK(&c, recompute_layers(&c, &n->p, 0, &made));
     CHECK(!made.again[3] && made.again[STEPS_OF_A_LAYER + 3]);
     for (int t = 0; t < n->p.n_forward; t++) n->steps[t].kind = 100 + (uint64_t)t;
-    CHECK_OK(&c, recompute_layers(&c, &n->p, &made));
+    CHECK_OK(&c, recompute_layers(&c, &n->p, 0, &made));
     CHECK(made.count == 0);
     ctx_release(&c);
     free(n);
@@ -228,7 +231,7 @@ TEST(the_last_layer_runs_again_where_it_waits_for_a_large_loss) {
     n->steps[loss - 1].kind = 77;    /* is of no layer, so the last one ends at `end` */
     n->in[n->p.n_forward][0] = loss; /* backward begins with it, while the last layer's values wait */
     n->bytes[loss] = 5000;
-    CHECK_OK(&c, recompute_layers(&c, &n->p, &made));
+    CHECK_OK(&c, recompute_layers(&c, &n->p, 0, &made));
     for (int v = first; v < end; v++) CHECK(made.again[v] == made.kept[v]);
     CHECK(made.again[end - 1] && made.peak < 5000 + made.before / 4);
     ctx_release(&c);
@@ -268,7 +271,7 @@ TEST(each_allocation_of_the_choice_may_fail) {
     for (int64_t allowed = 0; s == E_NOMEM; allowed++) {
         ctx_init(&c);
         c.mem.fail_after = allowed;
-        s = allowed % 2 ? recompute_layers(&c, &n->p, &made) : recompute_to(&c, &n->p, NULL, 0, 0, &made);
+        s = allowed % 2 ? recompute_layers(&c, &n->p, 0, &made) : recompute_to(&c, &n->p, NULL, 0, 0, &made);
         if (s == OK) s = recompute_checkpoints(&c, &n->p, &made);
         ctx_release(&c);
     }

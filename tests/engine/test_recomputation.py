@@ -192,6 +192,17 @@ def test_levels_give_the_same_bits(name, autocast, level):
         assert smaller.arena_bytes < (0.75 if name == "layers" else 1) * plan.arena_bytes
 
 
+def test_the_first_layers_alone():
+    """Between none and all: as much again as layers are asked for, with the same bits."""
+    stored, plan = steps(MODELS["layers"], memory_opt_level=0)
+    sizes = [plan.arena_bytes]
+    for layers in (1, 2, 0):
+        again, smaller = steps(MODELS["layers"], memory_opt_level=1, memory_opt_layers=layers)
+        assert same_bits(stored, again) and smaller.recomputed[0]
+        sizes.append(smaller.arena_bytes)
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 4
+
+
 def held_by(model, ids=IDS):
     """Bytes of parameters, buffers, inputs and gradients."""
     parameters = sum(p.nbytes for p in model.parameters())

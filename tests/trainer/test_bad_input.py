@@ -39,7 +39,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "orttrainer.md"
         ({"distributed": {"world_rank": 1}}, ValueError, "distributed.world_rank is 1, of a world of 1"),
         ({"distributed": {"world_size": 4, "data_parallel_size": 2}}, ValueError, "data_parallel_size is 2"),
         ({"distributed": {"deepspeed_zero_optimization": {"stage": 2}}}, ValueError, "stage must be 1 or less, not 2"),
-        ({"graph_transformer": {"number_recompute_layers": 3}}, ValueError, "number_recompute_layers cannot be 3"),
+        ({"graph_transformer": {"number_recompute_layers": -1}}, ValueError, "layers must be 0 or more, not -1"),
         (3, TypeError, "the option options is a dictionary"),
     ],
 )  # fmt: skip

@@ -18,11 +18,12 @@ def test_a_whole_model():
 @pytest.mark.parametrize(
     "switch, level",
     [({}, 0), ({"gelu_recompute": True}, 2), ({"attn_dropout_recompute": True}, 2),
-     ({"transformer_layer_recompute": True}, 1)],
+     ({"transformer_layer_recompute": True, "number_recompute_layers": 3}, 1)],
 )  # fmt: skip
 def test_recomputation(switch, level):
     options = ORTTrainerOptions({"graph_transformer": switch, "device": {"mem_limit": 3 << 20}})
     assert engine_config(options).memory_opt_level == level
+    assert engine_config(options).memory_opt_layers == switch.get("number_recompute_layers", 0)
     assert engine_config(options).memory_budget == 3 << 20
 
 

@@ -27,6 +27,7 @@ def goal_of(config: Config, tree: Tree, feeds: Sequence[int | Slot], whole: bool
         offload=_offload(config),
         joint_from=0 if hand_over == "1" else memory_goal.JOINT_FROM,
         in_segments=hand_over != "0" and whole,
+        layers=config.memory_opt_layers,
     )
 
 
