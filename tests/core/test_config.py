@@ -144,6 +144,7 @@ BAD = {
     "DEFER_LOGITS": ("YES PLEASE", "auto, 1 or 0"),
     "ENABLE_MEM_EFFICIENT_GRAD_MGMT": ("AUTOMATIC", "auto, 1 or 0"),
     "MEMORY_OPT_LEVEL": ("3", "nearest is 2"),
+    "MEMORY_OPT_LAYERS": ("-1", "at least 0"),
     "MEMORY_OPT_CONFIG": ("Gelu+:1", "takes <cluster>:<strategy>:<count>, as Gelu+:1:-1"),
     "MEMORY_OFFLOAD_PATH": ("/no/such/folder", "a folder that can be written"),
     "MEMORY_BUDGET": ("much", "a number of bytes, as 8GiB"),
