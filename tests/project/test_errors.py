@@ -24,6 +24,7 @@ FOLDERS = [ROOT / "ortmodule", ROOT / ("optim" if (ROOT / "optim").exists() else
 PYTHONS = {
     "ortmodule/__init__.py": ({"ImportError", "AttributeError"}, "the engine, which has Error, cannot be imported"),
     "ortmodule/capture/export_cache.py": ({"ValueError"}, "found where a file of the cache is read"),
+    "ortmodule/capture/randomness/drawn_values.py": ({"AttributeError"}, "as NumPy"),
     "ortmodule/capture/randomness/held_iterators.py": ({"AttributeError"}, "asked for by Python"),
     "ortmodule/capture/scalar_guards.py": ({"TypeError"}, "as PyTorch"),
     "ortmodule/capture/numbers/size_types.py": ({"AttributeError"}, "as PyTorch"),
