@@ -20,7 +20,9 @@ from ortmodule.trainer.pipeline_cut import CutGraph, even_starts
 from ortmodule.trainer.processes import Processes
 from ortmodule.trainer.step_module import StepModule
 
+#: Makes the context that forward runs in.
 Autocast = Callable[[], AbstractContextManager[Any]]
+#: Makes of the inputs and the outputs of a forward, in order, the loss that is differentiated.
 LossOf = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 #: Symbols of the axis that micro-batches are parts of.

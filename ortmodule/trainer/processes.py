@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from ortmodule.core import devices
 from ortmodule.core.errors import ArgumentError, StateError
 from ortmodule.trainer.options import ORTTrainerOptions
 
@@ -49,8 +50,6 @@ class Processes:
 
     def start_alike(self, model: nn.Module) -> None:
         """All processes get the weights and buffers of the first, and those of one model its generators' states."""
-        from ortmodule.core import devices
-
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 sent = tensor.contiguous()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,12 +22,9 @@ from ortmodule.trainer import whole_state
 from ortmodule.trainer.layer_plan import LayerPlan
 from ortmodule.trainer.model_desc import ModelDescription
 from ortmodule.trainer.options import ORTTrainerOptions
-from ortmodule.trainer.pipeline import Pipeline
+from ortmodule.trainer.pipeline import Autocast, LossOf, Pipeline
 from ortmodule.trainer.processes import Processes
 from ortmodule.trainer.step_module import StepModule
-
-#: Makes of the inputs and the outputs of a forward, in order, the loss that is differentiated.
-LossOf = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 class Runner(ABC):
@@ -85,7 +82,7 @@ class _OneCall(Runner):
 
     _module: Any  #: what is trained: the engine, or a DistributedDataParallel around it
     _step: StepModule
-    _autocast: Callable[[], AbstractContextManager[Any]]
+    _autocast: Autocast
     _late = False  #: gradients wait for the last step of an accumulation to be reduced
 
     def train(self, inputs: tuple[Any, ...], loss_of: LossOf, last: bool) -> tuple[Tensor, ...]:
@@ -111,7 +108,7 @@ class WholeModel(_OneCall):
 
     def __init__(
         self, step: StepModule, config: OptimizerConfig, options: ORTTrainerOptions, processes: Processes,
-        autocast: Callable[[], AbstractContextManager[Any]],
+        autocast: Autocast,
     ) -> None:  # fmt: skip
         self.processes, self._step, self._autocast = processes, step, autocast
         self._late = processes.size > 1 and options.distributed.allreduce_post_accumulation
@@ -147,7 +144,7 @@ class _Divided(Runner):
 
     def __init__(
         self, step: StepModule, config: OptimizerConfig, options: ORTTrainerOptions, processes: Processes,
-        autocast: Callable[[], AbstractContextManager[Any]], description: ModelDescription,
+        autocast: Autocast, description: ModelDescription,
     ) -> None:  # fmt: skip
         self.processes, self._step, self._model, self._autocast = processes, step, step.model, autocast
         self._config, self._options, self._description = config, options, description
