@@ -1,12 +1,14 @@
-"""Processes that run one script, as the ranks of one group."""
+"""Runs one script or module in several processes, as the ranks of one group."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 150  # that they may take
+SECONDS = 150  # that the processes may take
 
 
 def texts_of_two(script, folder, *arguments):
@@ -14,23 +16,25 @@ def texts_of_two(script, folder, *arguments):
     for the group to meet in, and `arguments`."""
     path = folder / "worker.py"
     path.write_text(script)
-    return texts_of_ranks([str(path)], folder, *arguments)
+    return texts_of_ranks(str(path), folder, *arguments)
 
 
-def texts_of_ranks(start, folder, *arguments, seconds=SECONDS, ranks=2):
-    """The same of a script or a module; ``start``: how Python is told which."""
-    places = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
-    (folder / "store").unlink(missing_ok=True)  # where those of another attempt have met
-    workers = [
-        subprocess.Popen([sys.executable, *start, str(rank), str(folder / "store"), *arguments], env=environment,
-                         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for rank in range(ranks)
-    ]  # fmt: skip
-    try:
-        texts = [worker.communicate(timeout=seconds)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0] * ranks, texts
+def texts_of_ranks(what, folder, *arguments, imports=("ortmodule.optim",), seconds=SECONDS, ranks=2):
+    """The same of a script's path or a module's name. ``imports``: what one process imports before it becomes the
+    ranks (tests/fork_ranks.py)."""
+    places = [os.environ.get("ORTMODULE_BUILD") or str(ROOT), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
+    store = folder / "store"
+    store.unlink(missing_ok=True)  # where those of another attempt have met
+    start = [sys.executable, "-m", "tests.fork_ranks", str(ranks), str(folder), ",".join(imports), what, str(store)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([*start, *arguments], env=environment, start_new_session=True, **pipes) as started:
+        try:
+            said = started.communicate(timeout=seconds)[0]
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # all have ended
+                os.killpg(started.pid, signal.SIGKILL)
+    found = [folder / f"rank-{rank}" for rank in range(ranks)]
+    texts = [path.read_text() if path.exists() else "" for path in found]
+    assert started.returncode == 0, [said, *(text[-3000:] for text in texts)]
     return texts

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.profiler import ProfilerActivity, profile
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from ortmodule import ORTModule, explain
 from tests.distributed.nets import Net, batch, both, net, whole
@@ -191,15 +192,13 @@ def wrapped_first(rank, folder):
 
 def gpt2(rank, folder):
     """That of transformers."""
-    import transformers
-
     sizes = {"vocab_size": 97, "n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 64}
     rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    config = transformers.GPT2Config(**sizes, **rates, use_cache=False, bos_token_id=1, eos_token_id=2)
+    config = GPT2Config(**sizes, **rates, use_cache=False, bos_token_id=1, eos_token_id=2)
 
     def make():
         torch.manual_seed(0)
-        model, mesh = transformers.GPT2LMHeadModel(config), init_device_mesh("cpu", (2,))
+        model, mesh = GPT2LMHeadModel(config), init_device_mesh("cpu", (2,))
         for layer in model.transformer.h:
             fully_shard(layer, mesh=mesh)
         return fully_shard(model, mesh=mesh)

@@ -33,11 +33,16 @@ CASES = [
     (4, "trainer_cases:trainer_and_data_parallel"),
 ]  # fmt: skip
 
+#: What the cases import when they run.
+LATER = ["torch._dynamo", "torch.export._trace", "torch._functorch.partitioners"]
+
 
 @functools.cache
 def found_by(ranks, folder, names):
     """What each of these cases returned in every process; what they printed."""
-    texts = texts_of_ranks(["-m", "tests.distributed.worker"], folder, str(folder), *names, seconds=300, ranks=ranks)
+    imports = dict.fromkeys(f"tests.distributed.{name.partition(':')[0]}" for name in names)
+    start = ("tests.distributed.worker", folder, str(folder), *names)
+    texts = texts_of_ranks(*start, imports=[*imports, *LATER], seconds=300, ranks=ranks)
     return [dict(json.loads(line) for line in text.splitlines() if line.startswith('["')) for text in texts], texts
 
 

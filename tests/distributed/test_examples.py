@@ -5,12 +5,14 @@ import importlib.util
 import os
 import re
 import shutil
+import socket
 import sys
 
 import pytest
 
+from examples import processes
 from examples.processes import printed, run
-from tests.workers import ROOT
+from tests.workers import ROOT, texts_of_ranks
 
 LIMIT = 240  # seconds
 PLACES = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -36,6 +38,24 @@ def test_killed_and_on_another_number_of_processes(tmp_path):
         assert loss == pytest.approx(whole[step], abs=2e-4), step
 
 
+@pytest.fixture
+def forked(monkeypatch, tmp_path):
+    """The example's processes are forked from one that has imported what they need, which torchrun's import anew."""
+
+    def run_forked(module, given, ranks, limit, options=(), **environment):
+        assert not options
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = str(listener.getsockname()[1])
+        start = ["tests.distributed.example_worker", tmp_path, port, module, *given]
+        imports = ["examples.twinbert.train", "examples.parallel.deepspeed_zero", "torch._dynamo", "deepspeed"]
+        return "".join(texts_of_ranks(*start, imports=imports, seconds=limit, ranks=ranks))
+
+    monkeypatch.setattr(processes, "run", run_forked)
+
+
 @functools.cache
 def trained(backend, *given):
     """What DeepSpeed's example measured on each rank."""
@@ -55,10 +75,8 @@ def trained(backend, *given):
         *(pytest.param(given, marks=pytest.mark.full) for given in (["--stage=2", "--dtype=bfloat16"], ["--pipeline"])),
     ],
 )
-def test_deepspeed(given, monkeypatch):
-    """ZeRO and a pipeline learn the same with the engine; the command starts the processes itself."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", PLACES)
+def test_deepspeed(given, forked):
+    """ZeRO and a pipeline learn the same with the engine."""
     plain = ["--pipeline"] if "--pipeline" in given else []  # all stages and types learn the same
     for ours, theirs in zip(trained("ortmodule", *given), trained("eager", *plain), strict=True):
         assert ours["engine"] >= 0.9 and theirs["engine"] is None
@@ -84,13 +102,11 @@ def test_accelerate_launch():
         assert float(ours[1]) < float(ours[0]) - 0.3, found
 
 
-def assert_settings_train(settings, losses, monkeypatch, capsys, *options):
+def assert_settings_train(settings, losses, capsys, *options):
     """The example trains in the engine, or as it is, with losses between these two, and its table has a row for each
     setting. Returns its rows."""
     from examples.twinbert import train
 
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     found = train.main([*options, "--steps", "3", "--limit", str(LIMIT), "--settings", *settings])
     assert list(found) == settings
     text = capsys.readouterr().out
@@ -103,18 +119,18 @@ def assert_settings_train(settings, losses, monkeypatch, capsys, *options):
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.parametrize("setting", ["ortmodule", pytest.param("deepspeed", marks=pytest.mark.full)])
-def test_twinbert(setting, monkeypatch, capsys):
+def test_twinbert(setting, forked, capsys):
     """The two settings that the next test does not train."""
     small = ["--text", str(ROOT / "LICENSE"), "--batch-size", "4", "--length", "12", "--width", "32", "--layers", "1"]
-    assert_settings_train([setting], (0.6, 0.8), monkeypatch, capsys, *small)
+    assert_settings_train([setting], (0.6, 0.8), capsys, *small)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.skipif(shutil.which("bible") is None, reason="bible-kjv is not installed")
-def test_memory_of_twinbert(monkeypatch, capsys):
+def test_memory_of_twinbert(forked, capsys):
     """Activations, gradients and the optimizer take at most 53 where PyTorch takes 84, as in the original's table."""
     settings = ["pytorch", "deepspeed-ortmodule"]
-    found = assert_settings_train(settings, (0.3, 1.5), monkeypatch, capsys, "--layers=3")
+    found = assert_settings_train(settings, (0.3, 1.5), capsys, "--layers=3")
     theirs, ours = (max(rank["bytes"] for rank in ranks) for ranks in found.values())
     assert ours <= 53 / 84 * theirs, (ours, theirs)
 

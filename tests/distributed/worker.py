@@ -1,4 +1,6 @@
-"""Runs cases by name as one of several processes: python worker.py <rank> <file> <folder> <case> ...
+"""Runs cases by name as one of several processes.
+
+python -m tests.distributed.worker <rank> <file to meet in> <folder> <case> ...
 
 Prints a line of JSON for each: its name, and what it returns or the error.
 """

@@ -19,8 +19,7 @@ def test_training_saving_and_resuming(road, tmp_path, monkeypatch):
         pytest.skip("deepspeed is not installed")
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
     monkeypatch.setenv("ORTMODULE_CAPTURE_SHARE", "inf")
-    start = ["-m", "tests.integrations.sharded_worker"]
-    texts = texts_of_ranks(start, tmp_path, road, str(tmp_path), seconds=400)
+    texts = texts_of_ranks("tests.integrations.sharded_worker", tmp_path, road, str(tmp_path), seconds=400)
     ranks = [json.loads(next(line for line in text.splitlines() if line.startswith('{"theirs"'))) for text in texts]
     assert ranks[0]["reloaded"]
     for found in ranks:

@@ -1,6 +1,6 @@
 """Runs one of two stages of DeepSpeed's pipeline, of layers as they are and as ORTModules; prints both.
 
-python pipeline_worker.py <rank> <port>
+python -m tests.zero.pipeline_worker <rank> <file to meet in>
 """
 
 import datetime
@@ -10,9 +10,9 @@ import os
 import sys
 import warnings
 
-RANK, PORT = int(sys.argv[1]), sys.argv[2]
+RANK, FILE = int(sys.argv[1]), sys.argv[2]
 os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(RANK), "RANK": str(RANK), "WORLD_SIZE": "2",
-               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT}  # fmt: skip
+               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # fmt: skip
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -51,7 +51,9 @@ def train(cls):
 
 
 def main():
-    deepspeed.init_distributed("gloo", timeout=datetime.timedelta(seconds=60), verbose=False)
+    limit = datetime.timedelta(seconds=60)
+    meet = {"init_method": f"file://{FILE}", "rank": RANK, "world_size": 2}
+    deepspeed.init_distributed("gloo", timeout=limit, verbose=False, **meet)
     ours, theirs = train(ORTPipelineModule), train(PipelineModule)
     reports = [explain(layer) for layer in ours[-1].forward_funcs if isinstance(layer, nn.Module)]
     print(json.dumps({

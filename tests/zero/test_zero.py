@@ -5,24 +5,16 @@ import importlib.util
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-WORKER = Path(__file__).with_name("worker.py")
+from tests.workers import ROOT, texts_of_ranks
+
 LIMIT = 480  # seconds; two busy cores need 60
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def environment():
@@ -33,21 +25,10 @@ def environment():
 
 
 def rows_of(worker, folder, *arguments):
-    """The lines of JSON that each of two ranks of a script has printed."""
-    port = free_port()
-    commands = [[sys.executable, str(worker), str(rank), port, *arguments] for rank in range(2)]
-    logs = [folder / f"log-{rank}" for rank in range(2)]
-    workers = []
-    try:
-        for command, log in zip(commands, logs, strict=True):
-            with log.open("w") as file:
-                workers.append(subprocess.Popen(command, env=environment(), stdout=file, stderr=subprocess.STDOUT))
-        codes = [worker.wait(LIMIT) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    texts = [log.read_text() for log in logs]
-    assert codes == [0, 0], "".join(text[-3000:] for text in texts)
+    """The lines of JSON that each of two ranks of a module has printed."""
+    # FusedAdam first: DeepSpeed learns of it when it is imported.
+    imports = ["torch._dynamo", "ortmodule.optim", "deepspeed.pipe"]
+    texts = texts_of_ranks(f"tests.zero.{worker}", folder, *arguments, imports=imports, seconds=LIMIT)
     return [[json.loads(line) for line in text.splitlines() if line.startswith("{")] for text in texts]
 
 
@@ -57,7 +38,7 @@ def cells(request, tmp_path_factory):
     processes runs those of the types that are tested."""
     kinds = dict.fromkeys(cell[0] for cell in CELLS)
     folder = tmp_path_factory.mktemp("cells")
-    rows = rows_of(WORKER, folder, ",".join(kinds), str(folder))
+    rows = rows_of("worker", folder, ",".join(kinds), str(folder))
     return {
         (pair[0]["dtype"], pair[0]["stage"], len(pair[0]["options"])): pair for pair in zip(*rows, strict=True)
     }  # fmt: skip
@@ -128,7 +109,7 @@ def test_example(way):
 @needs_deepspeed
 def test_pipeline(tmp_path):
     """DeepSpeed's pipeline of two stages: losses and parameters as of its own module, every layer in the engine."""
-    for (row,) in rows_of(WORKER.with_name("pipeline_worker.py"), tmp_path):
+    for (row,) in rows_of("pipeline_worker", tmp_path):
         assert row["fallbacks"] == [] and row["names"]
         (ours, parameters), (theirs, expected) = row["ours"], row["theirs"]
         assert ours == pytest.approx(theirs, rel=1e-5)

@@ -1,6 +1,6 @@
 """Trains under DeepSpeed as one of two processes, with our parts and without; prints what it has seen.
 
-python worker.py <rank> <port> <dtype,dtype...> <folder for checkpoints>
+python -m tests.zero.worker <rank> <file to meet in> <dtype,dtype...> <folder for checkpoints>
 """
 
 import datetime
@@ -11,9 +11,9 @@ import os
 import sys
 import warnings
 
-RANK, PORT, KINDS, FOLDER = int(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), sys.argv[4]
+RANK, FILE, KINDS, FOLDER = int(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), sys.argv[4]
 os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(RANK), "RANK": str(RANK), "WORLD_SIZE": "2",
-               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT}  # fmt: skip
+               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # fmt: skip
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -143,7 +143,9 @@ def cell(dtype, stage, options):
 
 
 def main():
-    deepspeed.init_distributed("gloo", timeout=datetime.timedelta(seconds=60), verbose=False)
+    limit = datetime.timedelta(seconds=60)
+    meet = {"init_method": f"file://{FILE}", "rank": RANK, "world_size": 2}
+    deepspeed.init_distributed("gloo", timeout=limit, verbose=False, **meet)
     # The usual stage 3 last: it replaces torch.nn.functional.linear for good.
     cells = [(dtype, *each) for dtype in KINDS for each in [(0, {}), (1, {}), (2, {}), (3, UNITS)]]
     cells += [(dtype, 3, {}) for dtype in KINDS]
