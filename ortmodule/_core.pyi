@@ -1,6 +1,7 @@
 """The C engine (csrc/py): models, plans, optimizer steps, and what the process knows of CPUs, GPUs and libraries."""
 
 from collections.abc import Callable, Sequence
+from types import CodeType, FrameType
 from typing import Any, Final, Literal, NoReturn, TypeAlias, TypedDict, final
 
 import torch
@@ -373,6 +374,17 @@ def objects(types: tuple[type, ...], generation: int = -1, /) -> list[Any]:
 def noting(types: tuple[type, ...], found: list[Any], oldest: int, /) -> Callable[[str, dict[str, int]], None]:
     """For `gc.callbacks`: before a collection of ``oldest`` or more makes objects old, appends those of these types."""
 
+def look_at_calls(
+    called: Callable[[FrameType, Any, Any], None],
+    began: Callable[[FrameType], None],
+    functions: set[Any],
+    owners: tuple[type, ...],
+    bases: tuple[type, ...],
+    seen: dict[int, Any],
+    ran: dict[CodeType, dict[str, Any]],
+    is_traced: Callable[[], object],
+    /,
+) -> None: ...
 def memory() -> _Memory:
     """Bytes of large blocks: in use, kept for the next use, most in use at one time."""
 

@@ -261,6 +261,12 @@ static PyMethodDef methods[] = {
     {"noting", core_noting, METH_VARARGS,
      "noting(types, found, oldest): a function for gc.callbacks that appends objects of these types to found before they "
      "become old"},
+    {"look_at_calls", core_look_at_calls, METH_VARARGS,
+     PyDoc_STR(
+         "look_at_calls(called, began, functions, owners, bases, seen, ran, is_traced): the profile function of this\n"
+         "thread, until sys.setprofile(None). called(frame, function, owner): C code among `functions` is called, or a\n"
+         "method of an owner whose type is among `owners` or derives from one of `bases`. began(frame): code whose id\n"
+         "`seen` maps to True runs. Other code that runs while is_traced() is not None comes into `ran`, with its globals.")},
     {"memory", core_memory, METH_NOARGS,
      PyDoc_STR("memory() -> bytes of large blocks: in use, kept for the next use, most in use at one time")},
     {"memory_most", core_memory_most, METH_NOARGS,

@@ -90,6 +90,9 @@ PyObject *core_cuda_digests(PyObject *module, PyObject *args);
 PyObject *core_objects(PyObject *module, PyObject *args);
 PyObject *core_noting(PyObject *module, PyObject *args);
 
+/* Function of the module: look_at_calls(called, began, functions, owners, bases, seen, ran, is_traced). */
+PyObject *core_look_at_calls(PyObject *module, PyObject *args);
+
 /* Functions of the module: tune(plan, seconds), tuning_set(class, way), tuning_clear(), tuning_uses(), and for a GPU
  * cuda_tune(plan, math_mode, ..., products, convolutions), cuda_tuning_set(device, product, algorithm), cuda_place(device). */
 PyObject *core_tune(PyObject *module, PyObject *args);

@@ -28,7 +28,7 @@ from ortmodule.engine.digests import Digests
 from ortmodule.engine.memory_goal import Spec
 from ortmodule.engine.session import Session, copied, gpu_of, is_captured
 from ortmodule.runtime.calls import closures
-from ortmodule.runtime.lm_head import Head, find_head, without_head, without_outputs
+from ortmodule.runtime.lm_head import Head, Heads, without_head, without_outputs
 
 #: Calls whose logits were not read, before they are deferred.
 WATCHED = 2
@@ -183,8 +183,9 @@ def deferral_of(
     """
     if setting == "0" or torch_private.missing(torch_private.LOGITS):
         return None
+    heads = Heads(model, written)
     for index in candidates:
-        head = find_head(model, outputs[index], written)
+        head = heads.find(outputs[index])
         if head is None or head.hidden in outputs or outputs.count(outputs[index]) > 1:
             continue
         if setting == "auto" and sum(tensors[name].numel() for name in head.weights) < LEAST_WEIGHTS:

@@ -65,34 +65,75 @@ class Head:
         return [named[name] for name in self._session.inputs]
 
 
-def find_head(model: onnx.ModelProto, logits: str, written: Iterable[str]) -> Head | None:
-    """The head behind ``logits``, an output that a loss looks at, or None. ``written``: inputs that forward changes."""
-    if not _feeds_a_loss(model, logits):
-        return None
-    makers = {name: (i, node) for i, node in enumerate(model.graph.node) for name in node.output}
-    fixed = _fixed(model, set(written))
-    taken: dict[int, onnx.NodeProto] = {}
-    frontier, products, found = {logits}, 0, None
-    while len(taken) < MOST_NODES and all(name in makers for name in frontier):
-        at, node = max((makers[name] for name in frontier), key=lambda maker: maker[0])
-        products += node.op_type in _PRODUCTS
-        if products > MOST_PRODUCTS or not _is_plain(node):
-            break
-        taken[at] = node
-        frontier = frontier.difference(node.output).union(n for n in node.input if n and n not in fixed)
-        if products and len(frontier) == 1:
-            found = next(iter(frontier)), list(taken.values())
-    if found is None or found[0] not in makers:
-        return None
-    hidden, nodes = found
-    # What weights and constants alone decide: casts and transposes of weights, constants.
-    wanted = {name for node in nodes for name in node.input}
-    for node in reversed(model.graph.node):
-        if fixed.issuperset(node.output) and wanted.intersection(node.output):
-            wanted |= set(node.input)
-            nodes.append(node)
-    order = {id(node): i for i, node in enumerate(model.graph.node)}
-    return Head(model, hidden, logits, sorted(nodes, key=lambda node: order[id(node)]))
+class Heads:
+    """Finds heads in ``model``. ``written``: inputs that forward changes."""
+
+    def __init__(self, model: onnx.ModelProto, written: Iterable[str]) -> None:
+        self._model, self._written = model, frozenset(written)
+
+    @functools.cached_property
+    def _nodes(self) -> list[onnx.NodeProto]:
+        return list(self._model.graph.node)
+
+    @functools.cached_property
+    def _makers(self) -> dict[str, tuple[int, onnx.NodeProto]]:
+        return {name: (i, node) for i, node in enumerate(self._nodes) for name in node.output}
+
+    @functools.cached_property
+    def _fixed(self) -> set[str]:
+        """The names of what weights and constants alone decide."""
+        graph = self._model.graph
+        fixed = {proto.name for proto in graph.initializer}
+        fixed |= {v.name for v in graph.input if v.name.startswith(STATE) and v.name not in self._written}
+        for node in self._nodes:
+            if _is_plain(node) and all(not name or name in fixed for name in node.input):
+                fixed |= set(node.output)
+        return fixed
+
+    @functools.cached_property
+    def _losses(self) -> list[tuple[set[str], set[str]]]:
+        """Of each loss: all names that it follows from, and those that its scores do."""
+        ends = [(i, node) for i, node in enumerate(self._nodes) if node.op_type in LOSSES]
+        return [(self._before(i, node.input), self._before(i, node.input[:1])) for i, node in ends]
+
+    def _before(self, end: int, names: Iterable[str]) -> set[str]:
+        """What these names follow from, by more than a shape; ``end``: nodes before it make them."""
+        reached = set(names)
+        for node in reversed(self._nodes[:end]):
+            if node.op_type != "Shape" and not reached.isdisjoint(node.output):
+                reached.update(node.input)
+        return reached
+
+    def _feeds_a_loss(self, name: str) -> bool:
+        """Does the first loss that follows from it follow from it by its scores?"""
+        return next((name in by_scores for by_any, by_scores in self._losses if name in by_any), False)
+
+    def find(self, logits: str) -> Head | None:
+        """The head behind ``logits``, an output that a loss looks at, or None."""
+        if not self._feeds_a_loss(logits):
+            return None
+        makers, fixed = self._makers, self._fixed
+        taken: dict[int, onnx.NodeProto] = {}
+        frontier, products, found = {logits}, 0, None
+        while len(taken) < MOST_NODES and all(name in makers for name in frontier):
+            at, node = max((makers[name] for name in frontier), key=lambda maker: maker[0])
+            products += node.op_type in _PRODUCTS
+            if products > MOST_PRODUCTS or not _is_plain(node):
+                break
+            taken[at] = node
+            frontier = frontier.difference(node.output).union(n for n in node.input if n and n not in fixed)
+            if products and len(frontier) == 1:
+                found = next(iter(frontier)), dict(taken)
+        if found is None or found[0] not in makers:
+            return None
+        hidden, nodes = found
+        # What weights and constants alone decide: casts and transposes of weights, constants.
+        wanted = {name for node in nodes.values() for name in node.input}
+        for at, node in reversed(list(enumerate(self._nodes))):
+            if not wanted.isdisjoint(node.output) and fixed.issuperset(node.output):
+                wanted |= set(node.input)
+                nodes[at] = node
+        return Head(self._model, hidden, logits, [node for _, node in sorted(nodes.items())])
 
 
 def without_head(model: onnx.ModelProto, head: Head) -> bytes:
@@ -115,27 +156,6 @@ def without_outputs(model: onnx.ModelProto, names: Collection[str]) -> bytes:
             changed.graph.node.append(onnx.helper.make_node("Constant", [], [left_out], value_float=0.0))
             value.CopyFrom(onnx.ValueInfoProto(name=left_out))
     return without_dead(changed).SerializeToString()
-
-
-def _feeds_a_loss(model: onnx.ModelProto, name: str) -> bool:
-    reached = {name}
-    for node in model.graph.node:
-        if reached.intersection(node.input):
-            if node.op_type in LOSSES:
-                return node.input[0] in reached
-            if node.op_type != "Shape":
-                reached |= set(node.output)
-    return False
-
-
-def _fixed(model: onnx.ModelProto, written: set[str]) -> set[str]:
-    """The names of what weights and constants alone decide."""
-    fixed = {proto.name for proto in model.graph.initializer}
-    fixed |= {v.name for v in model.graph.input if v.name.startswith(STATE) and v.name not in written}
-    for node in model.graph.node:
-        if _is_plain(node) and all(not name or name in fixed for name in node.input):
-            fixed |= set(node.output)
-    return fixed
 
 
 def _is_plain(node: onnx.NodeProto) -> bool:

@@ -42,6 +42,7 @@ import numpy
 import torch
 from torch import nn
 
+from ortmodule import _core
 from ortmodule.capture.randomness import held_generators, held_iterators, process_reads
 from ortmodule.capture.randomness.drawn_values import is_array
 from ortmodule.capture.scalar_guards import user_line
@@ -67,7 +68,6 @@ _CLOCKS = {
 _ENTROPY = {getattr(os, name) for name in ("urandom", "getrandom") if hasattr(os, name)}
 _ENTROPY |= {each for each in (getattr(uuid, "_generate_time_safe", None),) if each is not None}
 _SOURCES = _CLOCKS | _ENTROPY | process_reads.SETTINGS | process_reads.MOVING | process_reads.FILES | {print}
-_DRAWING_TYPES = {contextvars.ContextVar, type}  # whose methods are looked at, beside those of Python's generators
 _NOW = {"now", "utcnow", "today"}  # of datetime's classes
 _DRAWING = {"random", "getrandbits"}  # what all methods of random.Random draw with
 #: They read clocks for what they write, or to wait, and give forward nothing of it.
@@ -169,7 +169,7 @@ class Chance:
         iterators = held_iterators.refused(around, modules, self._fail)
         with _global_draws(self), self._held_draws(), process_reads.without_files(), iterators:
             if before is None:  # a profiler of the user's goes first: NumPy's generators alone are looked at then
-                sys.setprofile(self._profiler())
+                self._look_at_calls()
             try:
                 yield
                 self.check()
@@ -233,28 +233,17 @@ class Chance:
         self._states = [(each, rng_state.state_of(each) if each in rng_state.NUMPYS else s) for each, s in self._states]
         return value
 
-    def _profiler(self) -> Callable[[types.FrameType, str, Any], None]:
-        """The profile function. It is called for each call and return of forward's, so it leaves early."""
-        sources, module_type, drawing = _SOURCES, types.ModuleType, _DRAWING_TYPES
-        codes, held, ran = {_SEED, _READ, *process_reads.CODES}, (random.Random, _FILES, torch.Generator), self.ran
-
-        def look(frame: types.FrameType, event: str, function: Any) -> None:
-            if event == "c_call":
-                owner = function.__self__
-                kind = type(owner)
-                if function in sources if kind is module_type else kind in drawing or issubclass(kind, held):
-                    self._called(frame, function, owner)
-            elif event == "call":
-                code = frame.f_code
-                if code not in ran and get_tracing_state() is not None:  # no node, which reads anew at each call
-                    ran[code] = frame.f_globals
-                if code in codes:
-                    self._began(frame)
-
-        return look
+    def _look_at_calls(self) -> None:
+        """From now on those of this thread are looked at, until `sys.setprofile` says otherwise."""
+        seen: dict[int, Any] = {id(code): True for code in (_SEED, _READ, *process_reads.CODES)}
+        owners, bases = (contextvars.ContextVar, type), (random.Random, _FILES, torch.Generator)
+        given = (self._called, self._began, _SOURCES, owners, bases, seen, self.ran, get_tracing_state)
+        _core.look_at_calls(*given)
 
     def _began(self, frame: types.FrameType) -> None:
         """A function of Python's that is of interest begins."""
+        if get_tracing_state() is not None:  # no node, which reads anew at each call
+            self.ran.setdefault(frame.f_code, frame.f_globals)
         if frame.f_code is _SEED and frame.f_locals["a"] is not None:
             self._made.append(frame.f_locals["self"])
         elif frame.f_code is _READ and get_tracing_state() is not None:
