@@ -151,23 +151,30 @@ class Recorder:
 
     def depends(self, value: TracedValue) -> int:
         """What a traced value depends on."""
-        known = self._depends
-        asked = [(value, False)]
+        known, first = self._depends, (value.unique(), False)
+        # With what each follows from, once that was looked up: each look makes objects of torch's.
+        asked: list[tuple[TracedValue, tuple[int, bool], list[tuple[int, bool]] | None, int]]
+        asked = [(value, first, None, NOTHING)]
         while asked:
-            value, of_size = asked[-1]
-            key = value.unique(), of_size
-            behind, least = causes_of_size(value) if of_size else causes(value.node())
-            if unknown := [c for c in behind if (c[0].unique(), c[1]) not in known]:
-                asked += unknown
+            value, key, behind, least = asked.pop()
+            if key in known:
                 continue
-            asked.pop()
-            most = max((known[v.unique(), sized] for v, sized in behind), default=NOTHING)
+            of_size = key[1]
+            if behind is None:
+                found, least = causes_of_size(value) if of_size else causes(value.node())
+                behind = [(v.unique(), sized) for v, sized in found]
+                if unknown := [
+                    (v, k, None, NOTHING) for (v, _), k in zip(found, behind, strict=True) if k not in known
+                ]:
+                    asked += [(value, key, behind, least), *unknown]
+                    continue
+            most = max(map(known.__getitem__, behind), default=NOTHING)
             if most == RANDOM and not of_size and _is_decided(value.node()):
                 most = NOTHING
             elif most == RANDOM and not of_size and value.node().kind() in _FINITE:
                 most = DATA
             known[key] = max(most, least)
-        return known[key]
+        return known[first]
 
 
 @contextlib.contextmanager
