@@ -1,9 +1,10 @@
-"""Lets `int(x)`, `float(x)` and `round(x)` give numbers that know their tensors, while a module is traced.
+"""Lets `int(x)`, `round(x)` and `sqrt(x)` give numbers that know their tensors, while a module is traced.
 
 Python makes a plain number of whatever `__int__` returns, so the call itself has to be another one. In the code of the
 functions that make such calls the name that is called is replaced for the time of a trace: where an instruction loads
-`int` in order to call it, it loads a function of ours; `isinstance(x, int)` still sees the type. A trace meets
-`__int__` first, so it notes whose code that was (:meth:`ConversionCalls.meet`), and is made once more.
+`int` in order to call it, it loads a function of ours; `isinstance(x, int)` still sees the type. So are functions of
+`math` that are globals (`from math import sqrt`). A trace meets `__int__` or `__float__` first, so it notes whose code
+that was (:meth:`ConversionCalls.meet`), and is made once more.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import math
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +24,9 @@ from ortmodule.core.objects.interception import Replacement, replaced
 from ortmodule.core.objects.references import referrers
 from ortmodule.guards.code_reader import all_of, inner
 
-#: What is called -> the name under which the function in its place is among the builtins.
-_NAMES = {name: f"ortmodule.{name}" for name in ("int", "float", "round")}
+_CALLED: tuple[Callable[..., Any], ...] = (int, float, round, *filter(callable, vars(math).values()))
+#: By the id of what is called: the name under which the function in its place is among the builtins.
+_NAMES = {id(function): f"ortmodule.{function.__name__}" for function in _CALLED}
 _LOAD, _EXTENDED = dis.opmap["LOAD_GLOBAL"], dis.opmap["EXTENDED_ARG"]
 _MOST = 127  # names of a function that one byte counts, beside a bit
 
@@ -42,14 +45,14 @@ class ConversionCalls:
             return
         code = frame.f_code
         self._asked.add(code)
-        if not any(_calls(code)):
+        if not any(_calls(code, _names(code, frame.f_globals))):
             return
         # A comprehension or an inner function is made anew in each call, from the code of what is around it.
         while frame is not None:
             if any(each is code for each in all_of(frame.f_code)):
-                fitting = [f for f in _functions_of(frame) if not _NAMES.keys() & f.__globals__]
-                self.functions += [f for f in fitting if not any(f is known for known in self.functions)]
-                self._found |= bool(fitting)
+                found = _functions_of(frame)
+                self.functions += [f for f in found if not any(f is known for known in self.functions)]
+                self._found |= bool(found)
             frame = frame.f_back
 
     def new(self) -> bool:
@@ -58,14 +61,16 @@ class ConversionCalls:
         return found
 
     @contextmanager
-    def replaced(self, instead: dict[str, Callable[..., Any]]) -> Iterator[None]:
-        """Inside, the functions that were met call ``instead``."""
-        places = [Replacement(builtins, _NAMES[name], function) for name, function in instead.items()]
+    def replaced(
+        self, instead: dict[Callable[..., Any], Callable[..., Any]], others: Sequence[Replacement] = ()
+    ) -> Iterator[None]:
+        """Inside, the functions that were met call ``instead``, and ``others`` are in place."""
+        places = [Replacement(builtins, _NAMES[id(called)], function) for called, function in instead.items()]
         before = [(function, function.__code__) for function in self.functions]
-        with replaced(places if before else ()):
+        with replaced([*others, *(places if before else ())]):
             try:
                 for function, code in before:
-                    function.__code__ = _with_calls_replaced(code)
+                    function.__code__ = _with_calls_replaced(code, _names(code, function.__globals__))
                 yield
             finally:
                 for function, code in before:
@@ -84,24 +89,33 @@ def _functions_of(frame: types.FrameType) -> list[types.FunctionType]:
     return [f for f in holders if isinstance(f, types.FunctionType) and f.__code__ is frame.f_code]
 
 
-def _calls(code: types.CodeType) -> Iterator[tuple[int, str]]:
-    """The places of instructions that load a function of that name in order to call it, where one byte says which."""
+def _names(code: types.CodeType, variables: dict[str, Any]) -> frozenset[tuple[str, str]]:
+    """Names in ``code``, and in code inside of it, of what is called -> those of the functions in its place."""
+    names = {name for each in all_of(code) for name in each.co_names}
+    found = {name: id(variables.get(name, getattr(builtins, name, None))) for name in names}
+    return frozenset((name, _NAMES[called]) for name, called in found.items() if called in _NAMES)
+
+
+def _calls(code: types.CodeType, instead: frozenset[tuple[str, str]]) -> Iterator[tuple[int, str]]:
+    """The places of instructions that load a function of these names in order to call it, where one byte says which,
+    with the name of what is called instead."""
+    known = dict(instead)
     names, byte_code = code.co_names, code.co_code
     for at in range(0, len(byte_code), 2):
         calls = byte_code[at] == _LOAD and byte_code[at + 1] & 1 and not (at and byte_code[at - 2] == _EXTENDED)
-        if calls and (name := names[byte_code[at + 1] >> 1]) in _NAMES:
-            yield at, name
+        if calls and (name := names[byte_code[at + 1] >> 1]) in known:
+            yield at, known[name]
 
 
 @functools.lru_cache(maxsize=256)
-def _with_calls_replaced(code: types.CodeType) -> types.CodeType:
+def _with_calls_replaced(code: types.CodeType, instead: frozenset[tuple[str, str]]) -> types.CodeType:
     names, byte_code = list(code.co_names), bytearray(code.co_code)
-    for at, name in _calls(code):
-        if (mine := _NAMES[name]) not in names:
+    for at, mine in _calls(code, instead):
+        if mine not in names:
             if len(names) > _MOST:
                 continue
             names.append(mine)
         byte_code[at + 1] = names.index(mine) << 1 | 1
-    parts = {id(part): _with_calls_replaced(part) for part in inner(code)}
+    parts = {id(part): _with_calls_replaced(part, instead) for part in inner(code)}
     constants = tuple(parts.get(id(constant), constant) for constant in code.co_consts)
     return code.replace(co_code=bytes(byte_code), co_names=tuple(names), co_consts=constants)

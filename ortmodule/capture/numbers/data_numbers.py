@@ -11,6 +11,8 @@ not agree then, numbers are compared in every run, as other reads are.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -21,7 +23,9 @@ import torch
 from ortmodule.capture import scalar_guards
 from ortmodule.capture.calls.conversion_calls import ConversionCalls
 from ortmodule.capture.numbers import symbolic_numbers
+from ortmodule.capture.numbers.number_functions import OF_MATH
 from ortmodule.capture.numbers.read_causes import DATA
+from ortmodule.core.objects.interception import Replacement
 from ortmodule.core.torch_private import get_tracing_state, untraced
 
 MOST_ELEMENTS = 256  # of a list of numbers
@@ -78,7 +82,8 @@ class Numbers:
         return found if tensor.dim() else found[0]
 
     def converting(self, recorder: scalar_guards.Recorder) -> AbstractContextManager[None]:
-        """Inside, `int(x)` and the like give numbers that know their tensors, where such calls have been met."""
+        """Inside, `int(x)` and the like, where such calls have been met, and `math.sqrt(x)` give numbers that know
+        their tensors."""
 
         def conversion(kind: Callable[..., Any], convert: Callable[[Any], Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -90,13 +95,24 @@ class Numbers:
 
             return call
 
-        return self.calls.replaced(
-            {
-                "int": conversion(int, symbolic_numbers.whole),
-                "float": conversion(float, symbolic_numbers.fractional),
-                "round": conversion(round, round),
-            }
-        )
+        def function(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def call(*args: Any) -> Any:
+                if get_tracing_state() is None:
+                    return original(*args)
+                numbers = [self._number(recorder, a) for a in args]
+                return instead(*(a if n is None else n for n, a in zip(numbers, args, strict=True)))
+
+            return call
+
+        called: dict[Callable[..., Any], Callable[..., Any]] = {
+            original: function(original, instead) for original, instead in OF_MATH.items()
+        }
+        of_math = [Replacement(math, original.__name__, call) for original, call in called.items()]
+        called[int] = conversion(int, symbolic_numbers.whole)
+        called[float] = conversion(float, symbolic_numbers.fractional)
+        called[round] = conversion(round, round)
+        return self.calls.replaced(called, of_math)
 
     def _number(self, recorder: scalar_guards.Recorder, value: Any) -> Any:
         """The symbolic number that ``value`` is, or holds; None: neither."""

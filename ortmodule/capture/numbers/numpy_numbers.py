@@ -14,7 +14,18 @@ import numpy
 import torch
 
 from ortmodule.capture.numbers import symbolic_numbers
-from ortmodule.capture.numbers.symbolic_numbers import Float, Int, as_given, as_type, is_one, read_condition, value_of
+from ortmodule.capture.numbers.symbolic_numbers import (
+    Float,
+    Int,
+    as_given,
+    as_type,
+    differ,
+    is_one,
+    near,
+    read_condition,
+    steady,
+    value_of,
+)
 from ortmodule.core import pytree
 from ortmodule.core.structures import numpy_values
 from ortmodule.core.structures import tokens as pytree_tokens
@@ -26,21 +37,24 @@ _DTYPES: dict[Any, torch.dtype] = {
     numpy.int16: torch.int16, numpy.int32: torch.int32, numpy.int64: torch.int64, numpy.uint8: torch.uint8,
 }  # fmt: skip
 _KINDS = frozenset((*numpy_values.FLOATS, *numpy_values.INTEGERS))
-_OF_WHOLE = (operator.floordiv, operator.mod)  # by zero NumPy gives 0
+_OF_WHOLE = (operator.floordiv, operator.mod, numpy.floor_divide, numpy.remainder)  # by zero NumPy gives 0
+_POWERS = (operator.pow, numpy.power)
+#: Where a last digit may decide much.
+_STEPS = (*_OF_WHOLE, numpy.floor, numpy.ceil, numpy.trunc, numpy.rint, numpy.sign)
 
 
 class NumpyFloat(Float):
     __class__ = property(lambda self: self.scalar)  # for `isinstance(x, numpy.floating)`
 
     def __round__(self, digits: int | None = None) -> Any:
-        return round(_item(self)) if digits is None else _read(self).__round__(digits)
+        return round(_item(self)) if digits is None else read(self).__round__(digits)
 
 
 class NumpyInt(Int):
     __class__ = property(lambda self: self.scalar)
 
     def __round__(self, digits: int | None = None) -> Any:
-        return _item(self) if digits is None else _read(self).__round__(digits)
+        return _item(self) if digits is None else read(self).__round__(digits)
 
 
 def traced(tensor: torch.Tensor, kind: type) -> Any:
@@ -51,50 +65,52 @@ def traced(tensor: torch.Tensor, kind: type) -> Any:
 
 def typed(number: Any, kind: Any) -> Any:
     """A number of Python's as one of NumPy's."""
-    return _known(numpy.asarray(as_given(number)).astype(kind)[()], number.tensor)
+    return _known(numpy.asarray(as_given(number)).astype(kind)[()], number.tensor, number)
 
 
-def _known(value: Any, tensor: torch.Tensor) -> Any:
-    """The number ``value`` of NumPy's, which ``tensor`` has in the trace."""
+def _known(value: Any, tensor: torch.Tensor, *of: Any) -> Any:
+    """The number ``value`` of NumPy's, which ``tensor`` has in the trace. ``of``: what it is computed from."""
     whole = type(value) in numpy_values.INTEGERS
     tensor = as_type(tensor, torch.int64 if whole else torch.float64)
     with untraced():
         number: Any = make_subclass(NumpyInt if whole else NumpyFloat, torch.zeros((), dtype=tensor.dtype))
-    number.tensor, number.value, number.scalar = tensor, value.item(), type(value)
+    number.tensor, number.value, number.scalar, number.near = tensor, value.item(), type(value), near(of)
     tensor._ortmodule_number = True  # type: ignore[attr-defined]  # for `symbolic_numbers.stands_for_one`
     return number
 
 
-def _read(number: Any) -> Any:
+def read(number: Any) -> Any:
     """Its value, which the graph is for from now on."""
     value_of(number)
     return as_given(number)
 
 
 def _item(self: Any, *index: Any) -> Any:
-    return symbolic_numbers.known(self.value, self.tensor)
+    return symbolic_numbers.known(self.value, self.tensor, self)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return is_one(value) or type(value) in (int, float, bool) or type(value) in _KINDS
 
 
-def _computed(compute: Callable, of_tensors: Callable, *operands: Any) -> Any:
+def computed(compute: Callable, of_tensors: Callable, *operands: Any, wide: bool = False) -> Any:
+    """``compute(*operands)``, which ``of_tensors`` computes in the trace, in the type of the result, or in float64 if
+    ``wide``."""
     values = [as_given(each) if is_one(each) else each for each in operands]
     with untraced(), numpy.errstate(all="ignore"):  # (it is not forward that reads the setting)
         value = compute(*values)
     dtype = _DTYPES.get(type(value))
-    if dtype is None or get_tracing_state() is None:
+    if dtype is None or get_tracing_state() is None or (compute in _STEPS and near(operands)):
         for each in filter(is_one, operands):
             value_of(each)
         return value
-    tensors = [_operand(each, dtype) for each in operands]
+    tensors = [_operand(each, torch.float64 if wide else dtype) for each in operands]
     if not dtype.is_floating_point and isinstance(tensors[-1], torch.Tensor):
         if compute in _OF_WHOLE:
             read_condition(tensors[-1] != 0)
-        elif compute is operator.pow:
+        elif compute in _POWERS:
             read_condition(tensors[-1] >= 0)
-    return _known(value, of_tensors(*tensors))
+    return _known(value, as_type(of_tensors(*tensors), dtype), *operands)
 
 
 def _operand(value: Any, dtype: torch.dtype) -> Any:
@@ -106,10 +122,10 @@ def _operand(value: Any, dtype: torch.dtype) -> Any:
 def _arithmetic(compute: Callable, of_tensors: Callable, backwards: bool) -> Callable:
     def method(self: Any, other: Any, *rest: Any) -> Any:
         if isinstance(other, numpy.ndarray) or rest:
-            return compute(*(other, _read(self)) if backwards else (_read(self), other), *rest)
-        if not _is_number(other):
+            return compute(*(other, read(self)) if backwards else (read(self), other), *rest)
+        if not is_number(other):
             return NotImplemented
-        return _computed(compute, of_tensors, *((other, self) if backwards else (self, other)))
+        return computed(compute, of_tensors, *((other, self) if backwards else (self, other)))
 
     return method
 
@@ -117,8 +133,8 @@ def _arithmetic(compute: Callable, of_tensors: Callable, backwards: bool) -> Cal
 def _comparison(compute: Callable) -> Callable:
     def method(self: Any, other: Any) -> Any:
         if isinstance(other, numpy.ndarray):
-            return compute(_read(self), other)
-        if not _is_number(other):
+            return compute(read(self), other)
+        if not is_number(other):
             return NotImplemented
         values = as_given(self), as_given(other) if is_one(other) else other
         outcome = compute(*values)
@@ -126,7 +142,7 @@ def _comparison(compute: Callable) -> Callable:
             dtype = _DTYPES.get(numpy.result_type(*values).type)
         except OverflowError:
             dtype = None
-        if get_tracing_state() is None or dtype is None:
+        if get_tracing_state() is None or dtype is None or not differ(self, other):
             for each in filter(is_one, (self, other)):
                 value_of(each)
             return outcome
@@ -136,27 +152,28 @@ def _comparison(compute: Callable) -> Callable:
 
 
 def _unary(compute: Callable) -> Callable:
-    return lambda self: _computed(compute, compute, self)
+    return lambda self: computed(compute, compute, self)
 
 
 def _astype(self: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
     value = as_given(self).astype(dtype, *args, **kwargs)
-    if type(value) not in _DTYPES:
-        return _read(self).astype(dtype, *args, **kwargs)
-    return _known(value, as_type(self.tensor, _DTYPES[type(value)]))
+    whole = type(value) in numpy_values.INTEGERS
+    if type(value) not in _DTYPES or (whole and not steady(self)):
+        return read(self).astype(dtype, *args, **kwargs)
+    return _known(value, as_type(self.tensor, _DTYPES[type(value)]), *(() if whole else (self,)))
 
 
 def _array(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return numpy.array(_read(self), *args, **kwargs)
+    return numpy.array(read(self), *args, **kwargs)
 
 
 def _method(name: str) -> Callable:
-    return lambda self, *args, **kwargs: getattr(_read(self), name)(*args, **kwargs)
+    return lambda self, *args, **kwargs: getattr(read(self), name)(*args, **kwargs)
 
 
 def _attribute(name: str) -> property:
     of_type = name in ("dtype", "shape", "ndim", "size", "itemsize", "nbytes", "strides")
-    return property(lambda self: getattr(self.scalar(0) if of_type else _read(self), name))
+    return property(lambda self: getattr(self.scalar(0) if of_type else read(self), name))
 
 
 #: What Python asks of all objects, and numbers of Python's answer as well.

@@ -1,9 +1,10 @@
-"""Lets sizes pass for Python's numbers where forward asks for their type, while a module is traced.
+"""Lets sizes, and other numbers of a trace, pass for Python's where forward asks for their type.
 
 In a trace a size is a tensor of rank 0. So `isinstance` is another function for that time: code of users, and of
 torch's modules and distributions, is told of a size what it would be told of the number (`nn.LayerNorm(x.shape[-1])`
 asks for `numbers.Integral`). Whatever else asks (`type(n) is int`, C code) sees a tensor; what that decides shows when
-the graph is compared with the module.
+the graph is compared with the module. Numbers that know their tensors (:mod:`symbolic_numbers`), which C code takes for
+tensors, are none for that code, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortmodule.capture.numbers.symbolic_numbers import as_given, is_one
 from ortmodule.capture.scalar_guards import active
 from ortmodule.core.names import PACKAGE
 from ortmodule.core.objects.interception import Replacement
@@ -36,6 +38,7 @@ def as_numbers(made: Callable[[torch.Tensor], None]) -> list[Replacement]:
     """What stands in place of functions of Python's and torch's. ``made``: is told of parameters that forward makes."""
     return [
         Replacement.around(builtins, "isinstance", _isinstance),
+        Replacement.around(torch, "is_tensor", lambda original: lambda value: not is_one(value) and original(value)),
         Replacement(nn.Parameter, "__new__", staticmethod(_parameters(made))),
         *(Replacement(torch.Tensor, name, property(_attribute(name))) for name in _OF_NUMBERS),
         Replacement.around(torch.Tensor, "__deepcopy__", _copied),
@@ -51,6 +54,8 @@ def _isinstance(original: Callable[..., bool]) -> Callable[..., bool]:
     tensor_class = torch.Tensor
 
     def isinstance_of(value: Any, classes: Any, /) -> bool:
+        if is_one(value):
+            return original(as_given(value) if _asks(sys._getframe(1).f_code) else value, classes)
         if type(value) is tensor_class and get_tracing_state() is not None and _asks(sys._getframe(1).f_code):
             recorder = active()
             if recorder is not None:

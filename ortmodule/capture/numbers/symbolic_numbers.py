@@ -2,8 +2,11 @@
 
 In a trace such a number is an object that passes for a `float` or an `int` and knows a traced tensor of rank 0.
 Arithmetic with it gives another one; a torch function takes the tensor in its place, as a factor, a size, a bound or an
-index; a comparison is a read that a run compares. Whatever else asks for its value (`range(n)`, `layers[n]`,
-`math.sqrt(n)`, text) reads that, and the graph is for this value.
+index; a comparison is a read that a run compares. Whatever else asks for its value (`range(n)`, `layers[n]`, text)
+reads that, and the graph is for this value.
+
+Of some functions (`math.log(n)`) the graph has another last digit than Python, so such numbers know what they follow
+from (`near`): where the last digit may decide something, that is read.
 
 It is no subclass of `float` or `int`, whose values C code takes without asking, but one of `Tensor`, which torch's
 functions take for a number while a module is traced.
@@ -26,6 +29,7 @@ from ortmodule.core.structures import tokens as pytree_tokens
 from ortmodule.core.torch_private import get_tracing_state, make_subclass, no_torch_function, untraced
 
 _NARROW = (torch.bfloat16, torch.float16)
+_DIGITS = 1e-9  # what last digits may make of a number, of it and of 1
 
 
 class _Number(torch.Tensor):
@@ -35,10 +39,11 @@ class _Number(torch.Tensor):
     value: Any
     scalar: Any = None  # the type, if that is one of NumPy's
     between: tuple[float, float] | None = None  # of one that is drawn: it lies between these
+    near: tuple[Any, ...] = ()  # of one whose last digits are not Python's in the graph: the numbers it follows from
     __torch_function__ = no_torch_function
 
     def __bool__(self) -> bool:
-        return read_condition(self.tensor != 0)
+        return read_condition(self.tensor != 0) if differ(self, 0) else bool(value_of(self))
 
     def __hash__(self) -> int:
         return hash(value_of(self))
@@ -66,8 +71,9 @@ def traced(tensor: torch.Tensor) -> float | int:
     return known(scalar_guards.untraced_item(tensor), tensor)
 
 
-def known(value: Any, tensor: torch.Tensor) -> Any:
-    """The number ``value``, which ``tensor`` has in the trace, of rank 0, float64 or int64; others as they are."""
+def known(value: Any, tensor: torch.Tensor, *of: Any) -> Any:
+    """The number ``value``, which ``tensor`` has in the trace, of rank 0, float64 or int64; others as they are.
+    ``of``: what it is computed from."""
     if type(value) not in (int, float):
         return value
     whole = type(value) is int
@@ -75,7 +81,7 @@ def known(value: Any, tensor: torch.Tensor) -> Any:
         tensor = tensor.to(torch.int64 if whole else torch.float64)
     with untraced():
         number: Any = make_subclass(Int if whole else Float, torch.zeros((), dtype=tensor.dtype))
-    number.tensor, number.value = tensor, value
+    number.tensor, number.value, number.near = tensor, value, near(of)
     tensor._ortmodule_number = True  # type: ignore[attr-defined]  # for `stands_for_one`
     return number
 
@@ -98,17 +104,40 @@ def is_float(value: Any) -> bool:
     return issubclass(type(value), Float)
 
 
+def near(numbers: Sequence[Any]) -> tuple[Any, ...]:
+    """What those of these follow from whose last digits are not Python's."""
+    return tuple(each for number in numbers if is_one(number) for each in number.near)
+
+
+def differ(a: Any, b: Any) -> bool:
+    """Do these, a number and another one, differ by more than digits that are not Python's?"""
+    if not near((a, b)):
+        return True
+    a, b = (_wide(each.item() if isinstance(each, numpy.number) else each, True) for each in (a, b))
+    return read_condition(abs(a - b) > _DIGITS * (abs(a) + abs(b) + 1))
+
+
+def steady(number: Any) -> bool:
+    """Is a number rounded as Python's is, whatever its last digits are?"""
+    twice = number.tensor * 2
+    return not number.near or read_condition((twice - twice.round()).abs() > _DIGITS * (twice.abs() + 1))
+
+
 def whole(number: _Number) -> Any:
     """`int(number)`. Of a float that is not finite there is none."""
     if not is_float(number):
         return number if type(number) is Int else known(number.value, number.tensor)
+    if not steady(number):
+        return int(value_of(number))
     read_condition(number.tensor.isfinite())
     return known(int(_plain(number)), number.tensor.trunc().to(torch.int64))
 
 
 def fractional(number: _Number) -> Any:
     """`float(number)`."""
-    return number if type(number) is Float else known(float(_plain(number)), as_type(number.tensor, torch.float64))
+    if type(number) is Float:
+        return number
+    return known(float(_plain(number)), as_type(number.tensor, torch.float64), number)
 
 
 def _plain(number: Any) -> Any:
@@ -124,7 +153,8 @@ def as_given(number: Any) -> Any:
 def value_of(number: Any) -> Any:
     """Its value, which the graph is for from now on."""
     if get_tracing_state() is not None:
-        scalar_guards.read(number.tensor)
+        for each in number.near or (number,):
+            scalar_guards.read(each.tensor)
     return _plain(number)
 
 
@@ -146,17 +176,17 @@ def _arithmetic(name: str, compute: Callable, of_tensors: Callable, backwards: b
     def method(self: Any, other: Any, *rest: Any) -> Any:
         if is_one(other) and other.scalar is not None:
             return NotImplemented  # that number knows what NumPy makes of both
-        other = other.item() if isinstance(other, numpy.number) else other
         if type(other) not in (int, float, bool) and not is_one(other):
-            return NotImplemented
+            return NotImplemented  # NumPy's numbers ask for what `numpy_functions.py` says
         a, b = (other, self) if backwards else (self, other)
-        if rest or get_tracing_state() is None:
+        steps = compute in _STEPS and near((a, b))
+        if rest or steps or get_tracing_state() is None or (compute in _DIVISIONS and not differ(b, 0)):
             return compute(*[value_of(x) if is_one(x) else x for x in (a, b)], *rest)
         if is_one(b) and compute in _DIVISIONS:
             read_condition(b.tensor != 0)  # Python raises ZeroDivisionError
         value = compute(*[_plain(x) if is_one(x) else x for x in (a, b)])
         wide = isinstance(a, float) or isinstance(b, float) or compute in (operator.truediv, operator.pow)
-        return known(value, of_tensors(_wide(a, wide), _wide(b, wide)))
+        return known(value, of_tensors(_wide(a, wide), _wide(b, wide)), a, b)
 
     method.__name__ = name
     return method
@@ -172,6 +202,7 @@ BINARY: dict[str, tuple[Callable, Callable]] = {
     "pow": (operator.pow, torch.pow),
 }
 _DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
+_STEPS = (operator.floordiv, operator.mod)  # a last digit may decide much
 COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
@@ -199,6 +230,8 @@ def _comparison(name: str) -> Callable:
             ends, inside = {compute(end, other) for end in self.between}, self.between[0] <= other <= self.between[1]
             if len(ends) == 1 and not (inside and name in ("eq", "ne")):
                 return ends.pop()
+        if not differ(self, other):
+            return compute(value_of(self), value_of(other) if is_one(other) else other)
         return read_condition(compute(_wide(self, True), _wide(other, True)))
 
     return method
@@ -206,7 +239,7 @@ def _comparison(name: str) -> Callable:
 
 def _unary(name: str) -> Callable:
     compute = getattr(operator, name)
-    return lambda self: known(compute(_plain(self)), compute(self.tensor))
+    return lambda self: known(compute(_plain(self)), compute(self.tensor), self)
 
 
 def _reading(kind: type, name: str) -> Callable:
@@ -240,7 +273,7 @@ def _rounding(name: str, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> C
     original = getattr(float, name)
 
     def method(self: Any, *digits: Any) -> Any:
-        if digits and digits[0] is not None:
+        if (digits and digits[0] is not None) or not steady(self):
             return original(value_of(self), *digits)
         read_condition(self.tensor.isfinite())
         return known(original(_plain(self)), of_tensor(self.tensor).to(torch.int64))
