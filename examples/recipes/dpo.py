@@ -29,7 +29,7 @@ def preferences():
 
 def pretrained(words, settings):
     """A model that has read the reference, so that there is something to prefer by."""
-    model = language_model(len(words))
+    model = language_model(len(words), layers=6)
     rows = [{"input_ids": row} for row in words(paragraphs(), truncation=True)["input_ids"]]
     collate = transformers.DataCollatorForLanguageModeling(words, mlm=False)
     trainer = transformers.Trainer(

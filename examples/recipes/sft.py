@@ -12,7 +12,7 @@ from examples.recipes.shared import arguments, language_model, losses, paragraph
 def main(argv=None):
     settings = parse(argv)
     words = tokenizer(paragraphs())
-    model = wrapped(language_model(len(words)), settings)
+    model = wrapped(language_model(len(words), layers=6), settings)
     rows = Dataset.from_dict({"text": paragraphs()})
     trainer = SFTTrainer(
         model=model,

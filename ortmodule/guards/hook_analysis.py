@@ -7,12 +7,15 @@ assignment but to local variables and items, no calls but of pure builtins, of f
 themselves and of methods that containers and tensors have, and nothing within its reach that outlives a forward and
 can be changed. Every other hook runs in PyTorch, with the submodule that it is on.
 
-What a transparent hook reads are constants of a graph: :class:`Reach` compares them before every call.
+What a transparent hook reads are constants of a graph: :class:`Reach` compares them before every call. To a graph,
+hooks are the same when their :func:`description` is.
 """
 
 from __future__ import annotations
 
 import builtins
+import dis
+import functools
 import types
 from contextvars import ContextVar
 from typing import Any
@@ -73,10 +76,43 @@ class Reach:
 
 def _comparable(value: Any) -> Any:
     if isinstance(value, types.FunctionType):
-        return value.__code__
+        return _code_and_defaults(value)
+    if isinstance(value, ContextVar):
+        return value
     if isinstance(value, (float, complex)):
         return type(value), repr(value)
     return (type(value), value) if _is_value(value) else type(value)
+
+
+def _code_and_defaults(function: types.FunctionType) -> tuple:
+    named = tuple([(name, _comparable(value)) for name, value in (function.__kwdefaults__ or {}).items()])
+    return function.__code__, tuple(map(_comparable, function.__defaults__ or ())), named
+
+
+def description(hook: types.FunctionType, reach: Reach) -> tuple:
+    """Equal for transparent hooks that compute the same, such as one that is made and registered anew each time."""
+    return *_code_and_defaults(hook), reach.values()
+
+
+#: Instructions of a hook without branches that only calls methods of what it is given, by how they begin.
+_CALLS_METHODS = (
+    "LOAD_FAST", "LOAD_CONST", "LOAD_ATTR", "LOAD_METHOD", "PUSH_NULL", "PRECALL", "CALL", "POP_TOP", "RETURN_",
+    "RESUME", "CACHE", "NOP", "KW_NAMES",
+)  # fmt: skip
+_ASKS = frozenset({"requires_grad_"})  # methods that change nothing when they are called again
+
+
+@functools.lru_cache(maxsize=1024)
+def once_is_enough(code: types.CodeType) -> bool:
+    """Does a second hook of this code, right behind the first, change nothing? transformers registers one that asks for
+    gradients each time that checkpoints are switched on."""
+    steps = list(dis.get_instructions(code))
+    kinds = [step.opname for step in steps]
+    if not read(code).attributes <= _ASKS or not all(kind.startswith(_CALLS_METHODS) for kind in kinds):
+        return False
+    loaded = sum(kind.startswith(("LOAD_ATTR", "LOAD_METHOD")) for kind in kinds)
+    returned = steps[-1] if kinds[-1] == "RETURN_CONST" else steps[-2]  # what a function without branches returns
+    return sum(kind == "CALL" or kind.startswith("CALL_") for kind in kinds) <= loaded and returned.argval is None
 
 
 def reach_of(hook: Any) -> Reach | None:
@@ -96,15 +132,15 @@ class _Look:
 
     def __init__(self) -> None:
         self.reach = Reach()
-        self._seen: set[types.CodeType] = set()
+        self._seen: set[int] = set()  # ids of functions
         self._names: set[str] = set()  # of attributes that are read of anything
         self._objects: list[Any] = []
 
     def function(self, function: types.FunctionType) -> bool:
         code = function.__code__
-        if code in self._seen:
+        if id(function) in self._seen:
             return True
-        self._seen.add(code)
+        self._seen.add(id(function))
         constants = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         if code.co_cellvars or code.co_flags & _GENERATORS or not all(map(_is_value, constants)):
             return False

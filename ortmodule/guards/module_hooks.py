@@ -11,7 +11,7 @@ from torch.nn.modules import module as nn_module
 
 from ortmodule.core.snapshot import Items, Snapshot
 from ortmodule.guards.code_reader import is_of, is_torchs
-from ortmodule.guards.hook_analysis import Reach, reach_of
+from ortmodule.guards.hook_analysis import Reach, description, once_is_enough, reach_of
 from ortmodule.guards.sharding.sharded import is_of_parallel, standing_in
 
 GLOBAL_HOOKS = (
@@ -62,10 +62,8 @@ class ModuleHooks:
                 parallel += [(path, hook) for hook in inside]
             if path in self._sharded or (count and len(self._follow(path, attributes)) < count):
                 found.append(path)
-        if self.followed and self.reach is not None:
-            hooks = tuple([(path, tuple(hooks.items())) for path, hooks in self.followed.items()])
-            self.key = hooks, self.reach.values()
-        self.key += tuple(parallel)
+        self.key = (*((path, self._described(hooks.values())) for path, hooks in self.followed.items()), *parallel)
+        self._forget()
         return tuple(found)
 
     def _follow(self, path: str, attributes: dict[str, Any]) -> dict[int, Any]:
@@ -81,6 +79,22 @@ class ModuleHooks:
         if kept:
             self.followed[path] = kept
         return kept
+
+    def _described(self, hooks: Iterable[Any]) -> tuple:
+        """What followed hooks of a submodule compute, one after the other."""
+        found: list[tuple] = []
+        for hook in hooks:
+            _, reach = self._reaches[id(hook)]
+            what = description(hook, reach or Reach())
+            if not found or found[-1] != what or not once_is_enough(hook.__code__):
+                found.append(what)
+        return tuple(found)
+
+    def _forget(self) -> None:
+        """Hooks that were removed."""
+        there = {id(hook) for _, attributes in self._inner for hook in attributes["_forward_hooks"].values()}
+        for identity in self._reaches.keys() - there:
+            del self._reaches[identity]
 
     def reach_of(self, hook: Any) -> Reach | None:
         """What a forward hook reads, if it is transparent; as it was found the last time, if that still holds."""

@@ -175,12 +175,12 @@ class Regions:
         # Hooks that are a part of forward are one of the graph around it.
         if self.tree.hooks.busy(module, path):
             raise NotTraceable(f"hooks inside of {path}, which PyTorch would run by itself, give something to forward")
-        followed = dict(self.tree.hooks.followed.get(path, {}))
+        hooks = self.tree.hooks  # (they may be registered anew behind the trace)
         around, spent = self.opaque.parted.get(path, nullcontext), Spent()
 
         def function(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
-            with without(module._forward_hooks, followed), around():
+            with without(module._forward_hooks, hooks.followed.get(path, ())), around():
                 result = original(module, *args, **kwargs)
             spent.calls, spent.seconds = spent.calls + 1, spent.seconds + time.perf_counter() - start
             return result
@@ -189,7 +189,7 @@ class Regions:
         result = self._call("module", path, function, args, kwargs, held)
         self.nodes[number].spent = spent
         spent.calls, spent.seconds = 0, 0.0  # that was the trace
-        for hook in followed.values():
+        for hook in hooks.followed.get(path, {}).values():
             other = hook(module, args, result)
             result = result if other is None else other
         return result

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import weakref
 from contextvars import ContextVar
 
 import pytest
@@ -292,6 +293,89 @@ def test_a_constant_that_a_hook_reads():
     assert explain(ours).captured and explain(ours).exports == 3 and not explain(ours).python_ops
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["alone", "behind one that keeps"])
+def test_hooks_that_are_registered_anew(kept):
+    """The same graph holds, also where PyTorch runs the submodule, as long as they compute the same."""
+    torch.manual_seed(0)
+    eager = Net()
+    ours = ORTModule(copy.deepcopy(eager))
+    seen = [], []
+    if kept:
+        for module, into in zip((ours, eager), seen, strict=True):
+            module.second.register_forward_hook(lambda m, args, out, into=into: into.append(out.detach()))
+
+    def scaled_by(factor):
+        return lambda module, args, out: out * factor
+
+    hooks = []
+    for step, factor in enumerate((2.0, 2.0, 2.0, 3.0, 2.0)):
+        hook = scaled_by(factor)
+        hooks.append(weakref.ref(hook))
+        handles = [module.second.register_forward_hook(hook) for module in (ours, eager)]
+        torch.testing.assert_close(ours(rows(3, step)), eager(rows(3, step)))
+        for handle in handles:
+            handle.remove()
+    report = explain(ours)
+    assert report.captured and report.exports == 2 and report.breaks == (["second"] if kept else [])
+    torch.testing.assert_close(*seen)
+    assert not any(hook() for hook in hooks[:3]), "hooks are kept that were removed"
+
+
+def test_hooks_that_ask_for_gradients_again_and_again():
+    """transformers registers one more each time that checkpoints are switched on."""
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 2))
+    eager[0].weight.requires_grad_(False)
+    ours, grads = ORTModule(copy.deepcopy(eager)), []
+    for step in range(4):
+        for module in (ours, eager):
+            module.zero_grad()
+
+            def ask(module, args, out):
+                out.requires_grad_(True)
+
+            module[0].register_forward_hook(ask)
+            y = module(torch.arange(step, step + 3))
+            y.sum().backward()
+            grads.append([y.detach(), *(p.grad for p in module[1].parameters())])
+    torch.testing.assert_close(grads[::2], grads[1::2])
+    assert explain(ours).captured and explain(ours).exports == 1
+
+
+def test_hooks_that_scale_again_and_again():
+    torch.manual_seed(0)
+    eager = Net()
+    ours = ORTModule(copy.deepcopy(eager))
+    for step in range(3):
+        for module in (ours, eager):
+            module.first[0].register_forward_hook(lambda m, args, out: out * 2)
+        torch.testing.assert_close(ours(rows(3, step)), eager(rows(3, step)))
+    assert explain(ours).captured and explain(ours).exports == 3
+
+
+def test_functions_of_one_code_that_a_hook_calls():
+    torch.manual_seed(0)
+    eager = Net()
+    ours = ORTModule(copy.deepcopy(eager))
+
+    def times(factor):
+        return lambda x, plus=1.0: x * factor + plus
+
+    first, second = times(2.0), times(3.0)
+
+    def both(module, args, out):
+        return first(out) + second(out)
+
+    for module in (ours, eager):
+        module.first[0].register_forward_hook(both)
+    for step in range(4):
+        second = times(3.0 + step // 2)
+        torch.testing.assert_close(ours(rows(3, step)), eager(rows(3, step)))
+    second.__defaults__ = (5.0,)
+    torch.testing.assert_close(ours(rows(3)), eager(rows(3)))
+    assert explain(ours).captured
+
+
 def test_a_context_variable_that_is_set_outside():
     torch.manual_seed(0)
     ours = ORTModule(Net())
@@ -331,3 +415,37 @@ _log = []
 )
 def test_which_hooks_are_transparent(transparent, hook):
     assert (hook_analysis.reach_of(hook) is not None) == transparent
+
+
+def _changing(m, args, out):
+    out.requires_grad_(True)
+    out.mul_(2)
+
+
+def _returning(m, args, out):
+    return out.requires_grad_(True)
+
+
+def _adding(m, args, out):
+    out.requires_grad_(True)
+    out += 1
+
+
+def _asking(m, args, out):
+    args[0].requires_grad_(False)
+    out.requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("enough", "hook"),
+    [
+        (True, lambda m, args, out: None),
+        (False, lambda m, args, out: out),
+        (False, _changing),
+        (False, _returning),
+        (False, _adding),
+        (False, _asking),  # an item of what it is given may be another tensor by then
+    ],
+)
+def test_hooks_of_which_one_is_enough(enough, hook):
+    assert hook_analysis.once_is_enough(hook.__code__) == enough
