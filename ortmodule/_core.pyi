@@ -384,7 +384,9 @@ def look_at_calls(
     ran: dict[CodeType, dict[str, Any]],
     is_traced: Callable[[], object],
     /,
-) -> None: ...
+) -> None:
+    """Looks at all calls of this thread until ``sys.setprofile(None)``, and tells ``called`` and ``began`` of some."""
+
 def memory() -> _Memory:
     """Bytes of large blocks: in use, kept for the next use, most in use at one time."""
 

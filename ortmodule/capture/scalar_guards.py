@@ -28,7 +28,7 @@ from torch.distributions import Distribution
 from torch.nn.modules import module as nn_module
 from torch.nn.utils import stateless
 
-from ortmodule.capture.numbers.read_causes import DATA, NOTHING, RANDOM, SIZE, causes, causes_of_size
+from ortmodule.capture.numbers.read_causes import DATA, RANDOM, SIZE, dependence
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.names import PACKAGE
 from ortmodule.core.objects.dispatchers import dispatcher_of
@@ -36,7 +36,6 @@ from ortmodule.core.objects.interception import Replacement, replaced
 from ortmodule.core.size_expr import is_number, number_of
 from ortmodule.core.torch_private import (
     CHECK,
-    TracedNode,
     TracedValue,
     get_tracing_state,
     get_value_trace,
@@ -54,7 +53,6 @@ from ortmodule.guards.reads.shown_texts import is_shown
 
 #: Models ask whether numbers overflow. What was drawn has next to nothing to do with the answer, and a run that finds
 #: another one is none of the graph's.
-_FINITE = {"aten::isfinite", "aten::isnan", "aten::isinf", "aten::isposinf", "aten::isneginf"}
 _ROUNDING = 1e-14
 _OURS = ("ortmodule.", "torch.jit.", "torch.onnx.")  # classes of modules that a trace is made with
 _TORCH = torch.__path__[0]
@@ -151,30 +149,7 @@ class Recorder:
 
     def depends(self, value: TracedValue) -> int:
         """What a traced value depends on."""
-        known, first = self._depends, (value.unique(), False)
-        # With what each follows from, once that was looked up: each look makes objects of torch's.
-        asked: list[tuple[TracedValue, tuple[int, bool], list[tuple[int, bool]] | None, int]]
-        asked = [(value, first, None, NOTHING)]
-        while asked:
-            value, key, behind, least = asked.pop()
-            if key in known:
-                continue
-            of_size = key[1]
-            if behind is None:
-                found, least = causes_of_size(value) if of_size else causes(value.node())
-                behind = [(v.unique(), sized) for v, sized in found]
-                if unknown := [
-                    (v, k, None, NOTHING) for (v, _), k in zip(found, behind, strict=True) if k not in known
-                ]:
-                    asked += [(value, key, behind, least), *unknown]
-                    continue
-            most = max(map(known.__getitem__, behind), default=NOTHING)
-            if most == RANDOM and not of_size and _is_decided(value.node()):
-                most = NOTHING
-            elif most == RANDOM and not of_size and value.node().kind() in _FINITE:
-                most = DATA
-            known[key] = max(most, least)
-        return known[first]
+        return dependence(value, self._depends)
 
 
 @contextlib.contextmanager
@@ -266,17 +241,6 @@ def _is_validation() -> bool:
 
 
 _VALIDATIONS = {Distribution.__init__.__code__, getattr(validate_sample, "__code__", None)}
-
-
-def _is_decided(node: TracedNode) -> bool:
-    """A uniform random number compared with a constant outside [0, 1): `rand() < layerdrop` where that is 0."""
-    if node.kind() not in {"aten::lt", "aten::le", "aten::gt", "aten::ge"}:
-        return False
-    drawn, bound = node.inputs()
-    if drawn.node().kind() not in {"aten::rand", "aten::rand_like"} or bound.node().kind() != "prim::Constant":
-        return False
-    bound = bound.toIValue()
-    return bound < 0 or bound >= 1 or (bound == 0 and node.kind() in {"aten::lt", "aten::ge"})
 
 
 # --- the ways out of a tensor -----------------------------------------------------------------------------------------

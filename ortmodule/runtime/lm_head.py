@@ -92,7 +92,7 @@ class Heads:
 
     @functools.cached_property
     def _losses(self) -> list[tuple[set[str], set[str]]]:
-        """Of each loss: all names that it follows from, and those that its scores do."""
+        """Of each loss: all names that it follows from, and those that its logits do."""
         ends = [(i, node) for i, node in enumerate(self._nodes) if node.op_type in LOSSES]
         return [(self._before(i, node.input), self._before(i, node.input[:1])) for i, node in ends]
 
@@ -105,8 +105,8 @@ class Heads:
         return reached
 
     def _feeds_a_loss(self, name: str) -> bool:
-        """Does the first loss that follows from it follow from it by its scores?"""
-        return next((name in by_scores for by_any, by_scores in self._losses if name in by_any), False)
+        """Does the first loss that follows from it follow from it by its logits?"""
+        return next((name in by_logits for by_any, by_logits in self._losses if name in by_any), False)
 
     def find(self, logits: str) -> Head | None:
         """The head behind ``logits``, an output that a loss looks at, or None."""

@@ -35,7 +35,7 @@ CACHED = "GRPO, with a cache"
 #: has a small share of them.
 DEEP = {"hidden_size": 48, "intermediate_size": 256, "num_hidden_layers": 5}
 #: With TRL's default, which the other kinds are faster without. DPO switches it off and on in each step.
-CHECKPOINTED = ("completions", "DPO")
+CHECKPOINTED = ("completions", "DPO", "GRPO")
 
 #: By kind of training: trainer, arguments, columns of the data, the head, more arguments.
 ROADS = {

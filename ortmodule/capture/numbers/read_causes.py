@@ -31,6 +31,8 @@ _SIZED_BY_FIRST = {
     "aten::scatter", "aten::scatter_add", "aten::scatter_reduce", "aten::masked_scatter", "aten::slice_scatter",
     "aten::select_scatter", "aten::diagonal_scatter", "aten::copy",
 }  # fmt: skip
+#: A random number asked so says nothing about which one it is.
+_FINITE = {"aten::isfinite", "aten::isnan", "aten::isinf", "aten::isposinf", "aten::isneginf"}
 
 
 #: What a value, or (True) the size of it, follows from; and what it depends on at least.
@@ -95,3 +97,41 @@ def _drops(node: TracedNode) -> bool:
     """Does a dropout draw anything?"""
     _, rate, training = (value.toIValue() for value in node.inputs())
     return rate != 0 and training is not False
+
+
+def dependence(value: TracedValue, known: dict[tuple[int, bool], int]) -> int:
+    """What a value depends on. ``known``: the same of others, by their numbers, and of their sizes (True)."""
+    first = value.unique(), False
+    # With what each follows from, once that was looked up: each look makes objects of torch's.
+    asked: list[tuple[TracedValue, tuple[int, bool], list[tuple[int, bool]] | None, int]]
+    asked = [(value, first, None, NOTHING)]
+    while asked:
+        value, key, behind, least = asked.pop()
+        if key in known:
+            continue
+        of_size = key[1]
+        if behind is None:
+            found, least = causes_of_size(value) if of_size else causes(value.node())
+            behind = [(v.unique(), sized) for v, sized in found]
+            both = zip(found, behind, strict=True)
+            if unknown := [(v, other, None, NOTHING) for (v, _), other in both if other not in known]:
+                asked += [(value, key, behind, least), *unknown]
+                continue
+        most = max(map(known.__getitem__, behind), default=NOTHING)
+        if most == RANDOM and not of_size and _is_decided(value.node()):
+            most = NOTHING
+        elif most == RANDOM and not of_size and value.node().kind() in _FINITE:
+            most = DATA
+        known[key] = max(most, least)
+    return known[first]
+
+
+def _is_decided(node: TracedNode) -> bool:
+    """A uniform random number compared with a constant outside [0, 1): `rand() < layerdrop` where that is 0."""
+    if node.kind() not in {"aten::lt", "aten::le", "aten::gt", "aten::ge"}:
+        return False
+    drawn, bound = node.inputs()
+    if drawn.node().kind() not in {"aten::rand", "aten::rand_like"} or bound.node().kind() != "prim::Constant":
+        return False
+    bound = bound.toIValue()
+    return bound < 0 or bound >= 1 or (bound == 0 and node.kind() in {"aten::lt", "aten::ge"})
