@@ -369,7 +369,7 @@ def parallel_loss(rank, folder):
     mesh = init_device_mesh("cpu", (2,))
     report = both(lambda: _split_logits(mesh, Logits), lambda model: _train_in_parallel(model, False), **CLOSE)
     _in_engine(report, NODES - {"from_local"})  # the latest graph has no gradients
-    for reduction in ("mean", "none"):
+    for reduction in ("mean", "sum", "none"):
 
         def train(model):
             found = _train_in_parallel(model, True)

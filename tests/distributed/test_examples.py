@@ -68,13 +68,7 @@ def trained(backend, *given):
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.together  # one process has what they share
-@pytest.mark.parametrize(
-    "given",  # tests/zero has all stages and types
-    [
-        ["--stage=3"],
-        *(pytest.param(given, marks=pytest.mark.full) for given in (["--stage=2", "--dtype=bfloat16"], ["--pipeline"])),
-    ],
-)
+@pytest.mark.parametrize("given", [["--stage=3"], ["--stage=2", "--dtype=bfloat16"], ["--pipeline"]])
 def test_deepspeed(given, forked):
     """ZeRO and a pipeline learn the same with the engine."""
     plain = ["--pipeline"] if "--pipeline" in given else []  # all stages and types learn the same
@@ -118,7 +112,7 @@ def assert_settings_train(settings, losses, capsys, *options):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
-@pytest.mark.parametrize("setting", ["ortmodule", pytest.param("deepspeed", marks=pytest.mark.full)])
+@pytest.mark.parametrize("setting", ["ortmodule", "deepspeed"])
 def test_twinbert(setting, forked, capsys):
     """The two settings that the next test does not train."""
     small = ["--text", str(ROOT / "LICENSE"), "--batch-size", "4", "--length", "12", "--width", "32", "--layers", "1"]
@@ -135,7 +129,6 @@ def test_memory_of_twinbert(forked, capsys):
     assert ours <= 53 / 84 * theirs, (ours, theirs)
 
 
-@pytest.mark.full
 def test_benchmark(monkeypatch, capsys):
     """Both wrappers learn the same with the engine and without, which has all of the weights."""
     from benchmarks import sharded
