@@ -11,6 +11,13 @@ ROOT = Path(__file__).parents[1]
 SECONDS = 150  # that the processes may take
 
 
+def package_path():
+    """PYTHONPATH of a process that is to import the package which is tested, and these tests."""
+    return os.pathsep.join(
+        [os.environ.get("ORTMODULE_BUILD") or str(ROOT), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    )
+
+
 def texts_of_two(script, folder, *arguments):
     """What each of two processes prints, both ending well. `script`: its text; it finds in sys.argv its rank, a file
     for the group to meet in, and `arguments`."""
@@ -22,8 +29,7 @@ def texts_of_two(script, folder, *arguments):
 def texts_of_ranks(what, folder, *arguments, imports=("ortmodule.optim",), seconds=SECONDS, ranks=2):
     """The same of a script's path or a module's name. ``imports``: what one process imports before it becomes the
     ranks (tests/fork_ranks.py)."""
-    places = [os.environ.get("ORTMODULE_BUILD") or str(ROOT), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
+    environment = os.environ | {"PYTHONPATH": package_path(), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
     store = folder / "store"
     store.unlink(missing_ok=True)  # where those of another attempt have met
     start = [sys.executable, "-m", "tests.fork_ranks", str(ranks), str(folder), ",".join(imports), what, str(store)]

@@ -206,7 +206,7 @@ enum { SANITIZED = false, SMALL = 500 };
 static void check_doubling(const char *name, family *make, int rows, const recompute_request *again) {
     bool print;
     /* What is chosen to be computed again takes the work of a few nodes until there are some thousand of them. */
-    const int size = size_of_tests(&print) * (again->list ? 2 : 1);
+    const int size = size_of_tests(&print) * (again->list ? 4 : 3) / 3;
     if (SANITIZED) {
         plan_of(make, SMALL, rows, again);
         return;

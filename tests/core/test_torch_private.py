@@ -15,6 +15,7 @@ import torch
 
 from ortmodule import ORTModule, _core, explain
 from ortmodule.core import torch_private
+from tests.workers import package_path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for folder in ("ortmodule", "optim") for path in (ROOT / folder).rglob("*.py"))
@@ -186,8 +187,7 @@ for bias in (True, False):
 
 def lines(script, *arguments, **environment):
     """What a process prints, by first words."""
-    paths = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | environment
+    environment = os.environ | {"PYTHONPATH": package_path(), "OMP_NUM_THREADS": "1"} | environment
     command = [sys.executable, "-P", "-c", script, *arguments]  # not the package that lies here
     run = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600)
     assert run.returncode == 0, run.stderr

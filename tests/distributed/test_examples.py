@@ -12,16 +12,15 @@ import pytest
 
 from examples import processes
 from examples.processes import printed, run
-from tests.workers import ROOT, texts_of_ranks
+from tests.workers import ROOT, package_path, texts_of_ranks
 
 LIMIT = 240  # seconds
-PLACES = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 
 def losses_of(folder, processes, steps, *options):
     """{step: loss, as printed last}, all that was printed."""
     given = [f"--folder={folder}", f"--steps={steps}", "--save-every=2", *options]
-    environment = {"PYTHONPATH": PLACES, "OMP_NUM_THREADS": "1"}
+    environment = {"PYTHONPATH": package_path(), "OMP_NUM_THREADS": "1"}
     text = run("examples.elastic.train", given, processes, LIMIT, ["--max-restarts=1"], **environment)
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) .*loss (\S+)", text)}, text
 
@@ -83,7 +82,7 @@ def test_accelerate_launch():
     """`accelerate launch` on two processes learns the same with the engine, which runs every step."""
     start = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
     start += ["--mixed_precision=no", "--dynamo_backend=no", "-m", "examples.recipes.accelerate_loop", "--steps=12"]
-    environment = {"PYTHONPATH": PLACES, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    environment = {"PYTHONPATH": package_path(), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     found = {}
     for backend in ("eager", "ortmodule"):
         text = printed([*start, f"--backend={backend}"], LIMIT, **environment)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from pathlib import Path
 
 import numpy
 import pytest
@@ -19,8 +18,7 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from tests.twins import rows
-
-ROOT = Path(__file__).parents[2]
+from tests.workers import package_path
 
 
 def net():
@@ -66,10 +64,9 @@ for attempt in range(2):
     assert torch.allclose(ours(x), expected)
 print("done")
 """
-    path = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-P", "-c", script],  # without the folder that the tests run in, which may not be built
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": package_path(), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.workers import ROOT, texts_of_ranks
+from tests.workers import ROOT, package_path, texts_of_ranks
 
 LIMIT = 480  # seconds; two busy cores need 60
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
@@ -18,10 +18,7 @@ needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is No
 
 
 def environment():
-    path = os.pathsep.join(
-        [os.environ.get("ORTMODULE_BUILD") or str(ROOT), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    )
-    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    return os.environ | {"PYTHONPATH": package_path(), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 def rows_of(worker, folder, *arguments):
