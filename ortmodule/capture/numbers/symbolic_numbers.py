@@ -49,6 +49,7 @@ class _Number(torch.Tensor):
         return hash(value_of(self))
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        scalar_guards.converts(1)
         return numpy.array(value_of(self), *args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
