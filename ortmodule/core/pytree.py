@@ -33,7 +33,7 @@ from ortmodule.core.errors import Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.core.structures import attributes, dtensor_results, leaves, numpy_values, sequences, sparse_arguments
 from ortmodule.core.structures.classes import is_made_by_statement
-from ortmodule.core.structures.made_alike import Made, is_found, token_of
+from ortmodule.core.structures.made_alike import MadeAlike, is_found, token_of
 from ortmodule.core.structures.tokens import (
     ARRAY,
     AS,
@@ -317,7 +317,7 @@ class _Reader:
             return torch.Generator(device).manual_seed(generator) if isinstance(generator, int) else generator
         if token is EMPTY:
             token = next(self.tokens)
-        token = token.made if type(token) is Made else token
+        token = token.made if type(token) is MadeAlike else token
         kind: Any = _KINDS.get(token) or _kind_of_made(token)
         if not kind.container:
             return kind.read(self, token)

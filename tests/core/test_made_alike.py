@@ -1,4 +1,4 @@
-"""Classes and functions that a call makes anew are alike where all that they hold is, and are not kept alive."""
+"""Classes and functions that a call makes anew are alike where all that they hold is, and are let go."""
 
 import abc
 import collections
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ortmodule.core import pytree
-from ortmodule.core.structures.made_alike import Made, function_token_of, is_found, token_of
+from ortmodule.core.structures.made_alike import MadeAlike, function_token_of, is_found, token_of
 
 
 class Outer:
@@ -173,7 +173,7 @@ def test_classes_that_are_found_stand_for_themselves():
     for cls in (Outer, Outer.Inner, int, collections.OrderedDict, torch.Tensor):
         assert token_of(cls) is cls
     assert is_found(Outer.Inner) and not is_found(plain())
-    assert isinstance(token_of(plain()), Made)
+    assert isinstance(token_of(plain()), MadeAlike)
 
 
 def made(name, tensor):

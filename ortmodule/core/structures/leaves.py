@@ -13,7 +13,7 @@ import torch
 from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.core.structures import dtensor_results, sparse_arguments
-from ortmodule.core.structures.made_alike import Made, function_token_of, token_of
+from ortmodule.core.structures.made_alike import MadeAlike, function_token_of, token_of
 from ortmodule.core.structures.tokens import GENERATOR, PARAMETER, TENSOR, WHOLE
 
 
@@ -105,7 +105,7 @@ class CodeLeaf(Leaf):
     @staticmethod
     def read(reader: Any, cls: type) -> Any:
         value = next(reader.tokens)
-        return value.made if type(value) is Made else value
+        return value.made if type(value) is MadeAlike else value
 
 
 class FloatLeaf(Leaf):

@@ -27,7 +27,7 @@ _OF_PROPERTIES = operator.attrgetter("fget", "fset", "fdel")
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
-class Made:
+class MadeAlike:
     """A class or a function that is not found under its name: equal to others that were made like it, and read as
     this very one."""
 
@@ -40,7 +40,7 @@ class Made:
         return hash(self.key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Made) and self.key == other.key
+        return isinstance(other, MadeAlike) and self.key == other.key
 
 
 class _Same:
@@ -72,12 +72,12 @@ def token_of(cls: type) -> Any:
     """What stands for ``cls`` in a structure: itself, or what is equal for all classes that were made like it."""
     if not is_made_by_statement(cls) or is_found(cls):
         return cls
-    return Made(cls, _Keys().of(cls))
+    return MadeAlike(cls, _Keys().of(cls))
 
 
 def function_token_of(function: types.FunctionType) -> Any:
     """The same for a function."""
-    return function if is_found(function) else Made(function, _Keys().of(function))
+    return function if is_found(function) else MadeAlike(function, _Keys().of(function))
 
 
 class _Keys:
