@@ -29,7 +29,7 @@ class Net(nn.Module):
 @each("name, count", [(name, count) for name in NAMES for count in COUNTS], lambda case: case[1] in (2, 129))
 def test_the_last_digit(name, count):
     torch.manual_seed(0)
-    eager = Net(getattr(numpy, name), count)
+    eager = Net(lambda values: getattr(numpy, name)(values), count)
     module = ORTModule(eager)
     for value in (1.7, -2.3, 1e5, 3.3):
         x, n = torch.randn(2, 3), torch.tensor(value, dtype=torch.float64)
@@ -47,5 +47,5 @@ def test_other_arguments_are_the_librarys(function):
 
 def test_functions_are_those_of_the_library_afterwards():
     before = [getattr(numpy, name) for name in NAMES], math.prod
-    ORTModule(Net(numpy.mean, 3))(torch.ones(2, 3), torch.tensor(1.5))
+    ORTModule(Net(lambda values: numpy.mean(values), 3))(torch.ones(2, 3), torch.tensor(1.5))
     assert before == ([getattr(numpy, name) for name in NAMES], math.prod)
