@@ -78,9 +78,30 @@ def _binary_cross_entropy(input: torch.Tensor, *args: Any, **kwargs: Any) -> tor
     return F.binary_cross_entropy(input, *args, **kwargs)
 
 
+def _in_memory_order(fill: Any) -> Any:
+    """A fill that PyTorch draws, one number after the other as they lie in memory: a graph has none but the order of
+    the elements."""
+
+    def call(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if input.is_contiguous():
+            return fill(input, *args, **kwargs)
+        fill(_as_in_memory(input), *args, **kwargs)
+        return input
+
+    return call
+
+
+def _as_in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    strides = tensor.stride()
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda d: -strides[d]))
+
+
 #: What is called instead.
 _INSTEAD = {
     F.instance_norm: _instance_norm, pad_sequence: _pad_sequence, F.binary_cross_entropy: _binary_cross_entropy
+} | {
+    fill: _in_memory_order(fill)
+    for fill in (torch.Tensor.cauchy_, torch.Tensor.log_normal_, torch.Tensor.geometric_, torch.Tensor.random_)
 }  # fmt: skip
 
 
@@ -127,8 +148,7 @@ def _strided(
     input: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None
 ) -> tuple[torch.Tensor, Any, Any, int | None]:
     """To a graph, strides are over the elements of ``input`` in its order, to PyTorch over those in memory."""
-    strides = input.stride()
-    inner = input.permute(sorted(range(input.dim()), key=lambda d: -strides[d]))
+    inner = _as_in_memory(input)
     if not inner.is_contiguous() or (storage_offset is not None and input.storage_offset()):
         raise NotTraceable("as_strided is called on a view of a part of a tensor")
     return inner if not input.is_contiguous() else input, size, stride, storage_offset

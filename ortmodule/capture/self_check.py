@@ -34,6 +34,7 @@ from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.sharding.collectives import alone
 from ortmodule.host.escapes import changed_by_breaks
 from ortmodule.host.fallback import only_pytorch
+from ortmodule.lowering import draws
 
 #: Operators whose results have sizes that values decide.
 _SIZED_BY_DATA = frozenset(("NonZero", "Compress", "Unique"))
@@ -242,6 +243,10 @@ def _normal(u: torch.Tensor, mean: Any = 0.0, std: Any = 1.0, *rest: Any) -> tor
     return (u + 0.5) * std + mean
 
 
+def _exponential(u: torch.Tensor, rate: float = 1.0) -> torch.Tensor:
+    return -torch.log1p(-u) / rate
+
+
 def _integers(u: torch.Tensor, low: int, high: int) -> torch.Tensor:
     return (u * (high - low)).floor().long() + low
 
@@ -255,10 +260,13 @@ _DRAWS: dict[str, Callable[..., Any]] = {
     "bernoulli.p": lambda u, x, p: p,
     "bernoulli.Tensor": lambda u, x, p: p,
     "uniform_": lambda u, low=0.0, high=1.0: u * (high - low) + low,
-    "exponential_": lambda u, rate=1.0: -torch.log1p(-u) / rate,
+    "uniform": lambda u, x, low=0.0, high=1.0: u * (high - low) + low,
+    "exponential_": _exponential,
+    "exponential": lambda u, x, *rate: _exponential(u, *rate),
     "rand": lambda u, *_: u,
     "rand_like": lambda u, *_: u,
     "normal_": _normal,
+    "normal_functional": lambda u, x, *rest: _normal(u, *rest),
     "normal.float_float": _normal,
     "normal.Tensor_float": _normal,
     "normal.float_Tensor": _normal,
@@ -295,7 +303,7 @@ class _KeepAll(TorchDispatchMode):
             return function(*args, **kwargs)
         if function is torch.ops.aten.native_dropout.default:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        name = str(function).removeprefix("aten.").removesuffix(".default")
+        name = draws.name_of(function)
         if kwargs.get("generator") is not None:
             return function(*args, **kwargs)  # it is in the same state on both sides
         if name in _DRAWS:
@@ -303,6 +311,7 @@ class _KeepAll(TorchDispatchMode):
             result = args[0] if fills else _without_drawing(function, args, kwargs)
             numbers = [kwargs[k] for k in ("p", "from", "mean", "to", "std", "lambd") if k in kwargs]
             parts = _parts(result.numel()).reshape(result.shape).to(result.device)
+            parts = draws.between(parts, 0, 1, result.dtype) if name.startswith("uniform") else parts
             value = _DRAWS[name](parts, *args[fills:], *numbers)
             return result.copy_(value) if isinstance(value, torch.Tensor) else result.fill_(value)
         names = [argument.name for argument in function._schema.arguments]

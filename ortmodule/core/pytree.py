@@ -24,7 +24,7 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy
 import torch
@@ -33,6 +33,7 @@ from ortmodule.core.errors import Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.core.structures import attributes, dtensor_results, leaves, numpy_values, sequences, sparse_arguments
 from ortmodule.core.structures.classes import is_made_by_statement
+from ortmodule.core.structures.made_alike import MadeAlike, is_found, token_of
 from ortmodule.core.structures.tokens import (
     ARRAY,
     AS,
@@ -104,7 +105,8 @@ class Structure:
     def classes(self) -> set[type]:
         """Those of its dictionaries and objects with attributes."""
         found = {token for token in self.tokens if isinstance(token, type)}
-        return {cls for cls in found if _KINDS.get(cls) in (_Attributes, _Object, _Dict) and cls not in _Dict.plain}
+        kinds = {cls: _KINDS.get(cls) or _MADE.get(cls) for cls in found}
+        return {cls for cls, kind in kinds.items() if kind in (_Attributes, _Object, _Dict) and cls not in _Dict.plain}
 
     def empty(self) -> str:
         """The name of the class of an object, an argument, that has no tensor inside; "": there is none."""
@@ -155,12 +157,13 @@ def as_arguments(sample: Any) -> tuple[tuple, dict[str, Any]]:
     return (sample, {}) if isinstance(sample, tuple) else ((sample,), {})
 
 
-def flatten(value: Any, results: bool = False) -> tuple[list[torch.Tensor], Structure]:
+def flatten(value: Any, results: bool = False, by_forward: bool = False) -> tuple[list[torch.Tensor], Structure]:
     """The tensors of ``value`` in order (of results one that appears twice is listed twice), and the rest.
 
-    ``results``: arbitrary objects are allowed.
+    ``results``: arbitrary objects are allowed. ``by_forward``: forward gives it away, and may have made its class.
     """
     writer = _Writer(results)
+    writer.makes = results or by_forward
     writer.add(value)
     try:
         return writer.tensors, Structure(tuple(writer.tokens), tuple(writer.objects))
@@ -198,7 +201,7 @@ def flatten_filled(value: Any, held: Sequence[Any]) -> tuple[list[torch.Tensor],
 class _Writer:
     __slots__ = (
         "tensors", "tokens", "objects", "results", "open", "met", "containers", "held", "inside", "generators", "twins",
-        "repeated", "arrays",
+        "repeated", "arrays", "makes",
     )  # fmt: skip
 
     def __init__(self, results: bool) -> None:
@@ -209,7 +212,7 @@ class _Writer:
         self.tensors: list[torch.Tensor] = []
         self.tokens: list[Any] = []
         self.objects: list[Any] = []
-        self.results = results
+        self.results = self.makes = results
         self.open: list[int] = []  # ids of the containers around: a cycle cannot be rebuilt
         self.containers: list[Any] = []  # by their numbers
         self.met: dict[int, int] = {}  # the number of each, by its id; of arguments those that can change
@@ -240,8 +243,7 @@ class _Writer:
 
     def add(self, value: Any) -> None:
         cls = type(value)
-        if (kind := _KINDS.get(cls)) is None:
-            kind = _KINDS[cls] = _kind_of(cls)
+        kind = _KINDS.get(cls) or _kind_of_made(cls)
         if kind.container:
             if id(value) in self.met:
                 if not self.results and id(value) in self.open:
@@ -315,7 +317,8 @@ class _Reader:
             return torch.Generator(device).manual_seed(generator) if isinstance(generator, int) else generator
         if token is EMPTY:
             token = next(self.tokens)
-        kind: Any = sequences.Sequence if type(token) is sequences.MadeTuple else _KINDS[token]
+        token = token.made if type(token) is MadeAlike else token
+        kind: Any = _KINDS.get(token) or _kind_of_made(token)
         if not kind.container:
             return kind.read(self, token)
         number = len(self.met)
@@ -349,7 +352,7 @@ class _Dict(sequences.Container):
     @classmethod
     def write(self, writer: _Writer, value: dict, cls: type) -> None:
         keys = tuple(value)
-        writer.tokens += (cls, keys, tuple(map(type, keys)))
+        writer.tokens += (token_of(cls) if writer.makes else cls, keys, tuple(map(type, keys)))
         writer.add_all(value, (value[key] for key in keys))
         if isinstance(value, defaultdict):
             writer.add(value.default_factory)
@@ -376,7 +379,7 @@ class _Attributes(sequences.Container):
 
     @classmethod
     def write(self, writer: _Writer, value: Any, cls: type) -> None:
-        writer.tokens.append(cls)
+        writer.tokens.append(token_of(cls) if writer.makes else cls)
         attributes.write(writer, value)
 
     @classmethod
@@ -459,6 +462,9 @@ _KINDS: dict[Any, Any] = {
 _KINDS |= {numpy.ndarray: numpy_values.ArrayLeaf} | dict.fromkeys(numpy_values.FLOATS, numpy_values.NumpyFloatLeaf)
 _KINDS |= dict.fromkeys(numpy_values.INTEGERS, numpy_values.NumpyIntegerLeaf)
 _KINDS |= {leaves.PrivateLeaf: leaves.PrivateLeaf, leaves.Unseen: leaves.Unseen, torch.Generator: leaves.GeneratorLeaf}
+_MADE: WeakKeyDictionary[type, Any] = (
+    WeakKeyDictionary()
+)  # the same of classes that functions make: in each call, it may be
 # Not rebuilt from their attributes although they have some.
 _MACHINERY = (torch.nn.Module, types.ModuleType, types.MethodType)
 
@@ -471,6 +477,8 @@ def register(cls: type, kind: Any) -> None:
 def _kind_of(cls: type) -> Any:
     if issubclass(cls, torch.Tensor):
         return leaves.TensorLeaf if cls is torch.nn.Buffer else leaves.SubclassLeaf
+    if issubclass(cls, (type, types.FunctionType)):
+        return leaves.CodeLeaf
     if issubclass(cls, CONSTANTS):
         return leaves.ConstantLeaf
     if issubclass(cls, dict):
@@ -484,6 +492,15 @@ def _kind_of(cls: type) -> Any:
     if not attributes.are_all(cls) or issubclass(cls, _MACHINERY) or cls.__new__ is not object.__new__:
         return leaves.WholeLeaf
     return _Attributes if dataclasses.is_dataclass(cls) else _Object
+
+
+def _kind_of_made(cls: type) -> Any:
+    """Of a class that is not among those which are kept."""
+    if (kind := _MADE.get(cls)) is None:
+        kind = _kind_of(cls)
+        kinds: Any = _KINDS if not is_made_by_statement(cls) or is_found(cls) else _MADE
+        kinds[cls] = kind
+    return kind
 
 
 def _too_deep(cls: type) -> Unflattenable:

@@ -533,7 +533,7 @@ def _holds_tensors_alone(result: Any) -> bool:
 def _given(name: str, args: tuple, kwargs: dict) -> tuple[list[torch.Tensor], pytree.Structure]:
     """The tensors among the arguments of a node, and what is around them. Raises NotTraceable."""
     try:
-        tensors, arguments = pytree.flatten((args, kwargs))
+        tensors, arguments = pytree.flatten((args, kwargs), by_forward=True)
     except Unflattenable as error:
         raise NotTraceable(f"{name}, which PyTorch would run inside the graph, is given {error}") from None
     if ARRAY in arguments.tokens:  # which it may change

@@ -25,7 +25,14 @@ OUT_OF_PLACE = {
     "aten::normal_": "aten::normal_functional",
     "aten::uniform_": "aten::uniform",
 }
+_DIGITS = {torch.bfloat16: 2**8, torch.float16: 2**11}
 MOST = 2**53  # integers that float64 tells apart
+
+
+def name_of(operator: Any) -> str:
+    """That of an operator of ATen's that draws; the same for one that draws into a tensor it is given (`out`)."""
+    name = str(operator).removeprefix("aten.").removesuffix(".default")
+    return name.removesuffix("_out").removesuffix(".out")
 
 
 def _leave_with(generator: object) -> None:
@@ -33,16 +40,33 @@ def _leave_with(generator: object) -> None:
         raise Leave("a draw from a generator of the module's")
 
 
+def between(part: Tensor, low: Any, high: Any, dtype: torch.dtype) -> Tensor:
+    """Numbers of an interval from ``part`` of it, which are in [0, 1); of 16 bits with as many digits as PyTorch's."""
+    if dtype in _DIGITS:
+        part = (part * _DIGITS[dtype]).floor() / _DIGITS[dtype]
+    return part * (high - low) + low
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """What numbers are drawn in that are rounded to the type of ``x`` then."""
+    return torch.float32 if x.dtype in _DIGITS else x.dtype
+
+
 @defines("aten::uniform")
 def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, generator: object = None) -> Tensor:
     _leave_with(generator)
-    return torch.rand_like(x) * (high - low) + low
+    return between(torch.rand_like(x, dtype=_wide(x)), low, high, x.dtype).to(x.dtype)
 
 
 @defines("aten::normal_functional")
 def _normal(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: object = None) -> Tensor:
     _leave_with(generator)
-    return torch.randn_like(x) * std + mean
+    return (torch.randn_like(x, dtype=_wide(x)) * std + mean).to(x.dtype)
+
+
+@defines("aten::exponential")
+def _exponential(x: Tensor, rate: float = 1.0, generator: object = None) -> Tensor:
+    return (-torch.log1p(-torch.rand_like(x, dtype=_wide(x))) / rate).to(x.dtype)
 
 
 @defines("aten::alpha_dropout")

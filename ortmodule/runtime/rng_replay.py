@@ -21,12 +21,13 @@ from ortmodule.capture.calls import checkpoints
 from ortmodule.core import devices
 from ortmodule.core.errors import Incomparable, NotKnown
 from ortmodule.core.onnx_utils import drawing, without_dead
-from ortmodule.core.torch_private import TorchDispatchMode
+from ortmodule.core.torch_private import TorchDispatchMode, decomposition_table
 from ortmodule.engine.session import Session
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.host_node import DryCalls, Known, Node
 from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Passed
+from ortmodule.lowering import draws
 
 # Random ATen calls -> the operators that stand for them.
 _UNIFORM, _NORMAL = ("RandomUniform", "RandomUniformLike"), ("RandomNormal", "RandomNormalLike")
@@ -37,17 +38,29 @@ _OPERATORS = {
     "bernoulli.p": ("Bernoulli",),
     "bernoulli_.Tensor": ("Bernoulli",),
     "bernoulli.Tensor": ("Bernoulli",),
-    **dict.fromkeys(("rand", "rand_like", "uniform_", "exponential_"), _UNIFORM),
+    **dict.fromkeys(("rand", "rand_like", "uniform_", "uniform", "exponential_", "exponential"), _UNIFORM),
     **dict.fromkeys(("randint", "randint.low", "randint_like", "randint_like.low_dtype"), _UNIFORM),
-    **dict.fromkeys(("randn", "randn_like", "normal_", "normal.float_float"), _NORMAL),
+    **dict.fromkeys(("randn", "randn_like", "normal_", "normal_functional", "normal.float_float"), _NORMAL),
     **dict.fromkeys(("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor"), _NORMAL),
-    "rrelu_with_noise": _UNIFORM,
+    **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_"), _UNIFORM),
     "multinomial": ("Multinomial",),
 }
 
 
+#: Called by name they are compositions of others (`torch.ops.aten.cauchy(x)`), in the graph, too.
+_COMPOSED = ("cauchy", "geometric", "log_normal")
+
+
 def _scaled(found: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
     return found * given["std"] + given["mean"]
+
+
+def _between(found: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    return draws.between(found, given["from"], given["to"], given["self"].dtype)
+
+
+def _exponential(found: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    return -torch.log1p(-found) / given["lambd"]
 
 
 def _integers(found: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
@@ -58,8 +71,8 @@ def _integers(found: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
 # ... and how the call's numbers follow from the operator's, where they are not these: as the graph computes them
 # (lowering/draws.py, lowering/decompositions).
 _FROM: dict[str, Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]] = {
-    "uniform_": lambda found, given: found * (given["to"] - given["from"]) + given["from"],
-    "exponential_": lambda found, given: -torch.log1p(-found) / given["lambd"],
+    **dict.fromkeys(("uniform_", "uniform"), _between),
+    **dict.fromkeys(("exponential_", "exponential"), _exponential),
     **{name: _scaled for name in _OPERATORS if name.startswith("normal")},
     **{name: _integers for name in _OPERATORS if name.startswith("randint")},
 }
@@ -141,6 +154,17 @@ def replaying(
         yield
 
 
+class _Inside(TorchDispatchMode):
+    """Inside, calls are `mode`'s, which is at work on one."""
+
+    def __init__(self, mode: ReplayMode) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return self.mode.__torch_dispatch__(function, types, args, kwargs)
+
+
 class ReplayMode(TorchDispatchMode):
     """Inside, random ATen calls return ``values``, in order; those in ``passed`` calls, and those of ATen operators
     that are ``left`` to PyTorch in the graph, draw from torch's generator.
@@ -174,7 +198,10 @@ class ReplayMode(TorchDispatchMode):
         bound |= {a.name: value for a, value in zip(function._schema.arguments, args, strict=False)}
         if any(not bound.get(switch, True) for switch in ("dropout_p", "dropout", "train", "training")):
             return function(*args, **kwargs)  # may drop elements, and does not
-        name = str(function).removeprefix("aten.").removesuffix(".default")
+        name = draws.name_of(function)
+        if name in _COMPOSED and name not in self.in_pytorch:
+            with _Inside(self):
+                return decomposition_table[function](*args, **kwargs)
         found = self._next(name, None if name == "multinomial" else _sizes(bound), bound.get("p"))
         if found is None:
             if name.partition(".")[0].removesuffix("_") in self.in_pytorch:
@@ -186,9 +213,9 @@ class ReplayMode(TorchDispatchMode):
                 return function(*args, **kwargs)
             finally:
                 devices.set_generators(generator)
-        if name == "rrelu_with_noise":
+        if name.startswith("rrelu_with_noise"):
             slopes = args[1].copy_(torch.where(args[0] <= 0, found.reshape(args[0].shape), 1))
-            return args[0] * slopes
+            return args[0].mul_(slopes) if name.endswith("_") else args[0] * slopes
         if name in _FROM:
             found = _FROM[name](found, bound)
         if name == "native_dropout":
@@ -196,6 +223,8 @@ class ReplayMode(TorchDispatchMode):
             return args[0] * mask * (1 / (1 - args[1])), mask
         if name.partition(".")[0].endswith("_"):
             return args[0].copy_(found.reshape(args[0].shape))
+        if isinstance(out := kwargs.get("out"), torch.Tensor):
+            return out.copy_(found.reshape(out.shape))
         generators = devices.generators()
         empty = torch.empty_like(function(*args, **kwargs))
         devices.set_generators(generators)
@@ -220,7 +249,7 @@ def _sizes(given: dict[str, Any]) -> torch.Size:
     """Of what a random call fills or makes."""
     if "size" in given:
         return torch.Size(given["size"])
-    tensors = [value.shape for value in given.values() if isinstance(value, torch.Tensor)]
+    tensors = [value.shape for name, value in given.items() if isinstance(value, torch.Tensor) and name != "out"]
     if "self" in given and isinstance(given["self"], torch.Tensor):
         return given["self"].shape
     return torch.broadcast_shapes(*tensors)

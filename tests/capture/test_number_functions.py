@@ -5,8 +5,10 @@ from math import log as logarithm
 from math import sqrt
 
 import numpy
+import numpy as np
 import pytest
 import torch
+from numpy import mean
 from torch import nn
 
 from ortmodule import ORTModule, explain
@@ -28,6 +30,9 @@ FUNCTIONS = {
     "numpy.round": lambda n: numpy.round(n * 1.25) + numpy.floor(n) + numpy.ceil(n / 2) + numpy.sign(n),
     "numpy.square": lambda n: numpy.square(n) + numpy.absolute(-n) + numpy.power(n, 2) + numpy.hypot(n, 3.5),
     "beside NumPy's": lambda n: numpy.float64(2.5) * n + n / numpy.float32(3) - numpy.divide(n, 7),
+    "numpy.mean": lambda n: np.mean([n, 2, n * 1.5]) + numpy.sum([n, 1]) + mean((n, n)),
+    "numpy.max": lambda n: numpy.max([n, 4, 2.5]) - numpy.amin((3, n)) + numpy.prod([n, 2]) + math.prod([n, 0.5]),
+    "numpy.std": lambda n: numpy.std([n, 1, 2.5]) + numpy.var([n, 3]) + numpy.average([n / 3] * 199 + [0.1]),
     "asked": lambda n: n if math.isfinite(n) and not numpy.isnan(n) and not torch.is_tensor(n) else 0,
 }
 KINDS = {
@@ -89,7 +94,9 @@ SHORT = {
     ("math.sqrt", "int", "size"), ("a global", "float", "factor"), ("inside", "data", "factor"),
     ("of a base", "data", "clamp"), ("math.cos", "int", "compared"), ("math.exp", "float", "returned"),
     ("numpy.sqrt", "numpy.float64", "bound"), ("numpy.log", "data", "compared"), ("numpy.clip", "float", "size"),
-    ("numpy.round", "numpy.float32", "bound"), ("numpy.square", "int", "size"), ("beside NumPy's", "float", "returned"),
+    ("numpy.round", "numpy.float32", "bound"), ("numpy.mean", "int", "factor"), ("numpy.mean", "data", "size"),
+    ("numpy.max", "float", "factor"), ("numpy.std", "numpy.float64", "clamp"), ("numpy.max", "int", "returned"),
+    ("numpy.square", "int", "size"), ("beside NumPy's", "float", "returned"),
 }  # fmt: skip
 
 
@@ -114,6 +121,11 @@ EDGES = {
     "NumPy's": (lambda n: numpy.floor(numpy.log2(n)) + int(numpy.log10(n)), (5, 6, 8, 100)),
     "a step": (lambda n: math.log2(n) // 1 + math.log10(n) % 0.5, (5, 6, 8, 11)),
     "a whole array": (lambda n: float((numpy.arange(3) * n).sum() + numpy.mean([n, 1])), (1.5, 2.5, 4.0)),
+    "an array by it": (lambda n: torch.from_numpy(numpy.ones(12, numpy.float32) * n), (1.5, 2.5, 4.0, 2)),
+    "an axis": (lambda n: float(numpy.mean([[n, 1], [2, n]], axis=0)[0] + numpy.sum([n], dtype=int)), (1.5, 2.5, 4.0)),
+    "sums that wrap": (lambda n: float(numpy.sum([n, 1, 2**62])), (5, 6, 2**62)),
+    "not finite": (lambda n: float(numpy.max([n, 1.0]) + numpy.sum([n, -n])), (1.5, 2.5, math.inf, math.nan, 3.0)),
+    "no number": (lambda n: float(numpy.mean([n, torch.ones(())]) + numpy.median([n, 1, 2])), (1.5, 2.5, 4.0)),
     "with an option": (lambda n: numpy.sqrt(n, dtype=numpy.float32), (1.5, 2.5, 4.0)),
     "many operands": (lambda n: math.hypot(n, 1, 2) + math.gcd(int(n), 6) + math.gamma(n), (1.5, 2.5, 4.0)),
 }

@@ -3,8 +3,8 @@
 Python makes a plain number of whatever `__int__` returns, so the call itself has to be another one. In the code of the
 functions that make such calls the name that is called is replaced for the time of a trace: where an instruction loads
 `int` in order to call it, it loads a function of ours; `isinstance(x, int)` still sees the type. So are functions of
-`math` that are globals (`from math import sqrt`). A trace meets `__int__` or `__float__` first, so it notes whose code
-that was (:meth:`ConversionCalls.meet`), and is made once more.
+`math` and NumPy that are globals (`from math import sqrt`). A trace meets `__int__` or `__float__` first, so it notes
+whose code that was (:meth:`ConversionCalls.meet`), and is made once more.
 """
 
 from __future__ import annotations
@@ -19,14 +19,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
+
 from ortmodule.core.names import PACKAGE
 from ortmodule.core.objects.interception import Replacement, replaced
 from ortmodule.core.objects.references import referrers
 from ortmodule.guards.code_reader import all_of, inner
 
-_CALLED: tuple[Callable[..., Any], ...] = (int, float, round, *filter(callable, vars(math).values()))
+#: Functions of NumPy's that lists of numbers are given to.
+_OF_LISTS = ("sum", "prod", "mean", "average", "var", "std", "max", "min", "amax", "amin")
+_NUMPY = numpy.__path__[0]
+_CALLED: tuple[Any, ...] = (
+    int,
+    float,
+    round,
+    *filter(callable, vars(math).values()),
+    *(getattr(numpy, name) for name in _OF_LISTS),
+)
 #: By the id of what is called: the name under which the function in its place is among the builtins.
-_NAMES = {id(function): f"ortmodule.{function.__name__}" for function in _CALLED}
+_NAMES = {id(function): f"ortmodule.{function.__module__}.{function.__name__}" for function in _CALLED}
 _LOAD, _EXTENDED = dis.opmap["LOAD_GLOBAL"], dis.opmap["EXTENDED_ARG"]
 _MOST = 127  # names of a function that one byte counts, beside a bit
 
@@ -41,6 +52,8 @@ class ConversionCalls:
 
     def meet(self, frame: types.FrameType | None) -> None:
         """``frame`` converts a number: another trace sees the call, if its code can be found."""
+        while frame is not None and frame.f_code.co_filename.startswith(_NUMPY):  # it was given the number
+            frame = frame.f_back
         if frame is None or frame.f_code in self._asked or frame.f_code.co_filename.startswith(PACKAGE):
             return
         code = frame.f_code

@@ -12,7 +12,7 @@ not agree then, numbers are compared in every run, as other reads are.
 from __future__ import annotations
 
 import functools
-import math
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -24,6 +24,7 @@ from ortmodule.capture import scalar_guards
 from ortmodule.capture.calls.conversion_calls import ConversionCalls
 from ortmodule.capture.numbers import symbolic_numbers
 from ortmodule.capture.numbers.number_functions import OF_MATH
+from ortmodule.capture.numbers.number_lists import OF_LISTS
 from ortmodule.capture.numbers.read_causes import DATA
 from ortmodule.core.objects.interception import Replacement
 from ortmodule.core.torch_private import get_tracing_state, untraced
@@ -97,22 +98,23 @@ class Numbers:
 
         def function(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
-            def call(*args: Any) -> Any:
-                if get_tracing_state() is None:
-                    return original(*args)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if get_tracing_state() is None or kwargs or (original in OF_LISTS and len(args) != 1):
+                    return original(*args, **kwargs)
                 numbers = [self._number(recorder, a) for a in args]
                 return instead(*(a if n is None else n for n, a in zip(numbers, args, strict=True)))
 
             return call
 
         called: dict[Callable[..., Any], Callable[..., Any]] = {
-            original: function(original, instead) for original, instead in OF_MATH.items()
+            original: function(original, instead) for original, instead in (OF_MATH | OF_LISTS).items()
         }
-        of_math = [Replacement(math, original.__name__, call) for original, call in called.items()]
+        modules = {name: sys.modules[name] for name in ("math", "numpy")}
+        others = [Replacement(modules[f.__module__], f.__name__, call) for f, call in called.items()]
         called[int] = conversion(int, symbolic_numbers.whole)
         called[float] = conversion(float, symbolic_numbers.fractional)
         called[round] = conversion(round, round)
-        return self.calls.replaced(called, of_math)
+        return self.calls.replaced(called, others)
 
     def _number(self, recorder: scalar_guards.Recorder, value: Any) -> Any:
         """The symbolic number that ``value`` is, or holds; None: neither."""

@@ -21,6 +21,7 @@ from ortmodule.capture.numbers.symbolic_numbers import (
     Float,
     Int,
     as_type,
+    filled_like,
     is_float,
     is_one,
     known,
@@ -40,7 +41,7 @@ def _beside(function: Callable) -> Callable:
 
     def call(a: Any, b: Any) -> torch.Tensor:
         one = a if isinstance(a, torch.Tensor) else b
-        return function(*(x if isinstance(x, torch.Tensor) else torch.full_like(one, x) for x in (a, b)))
+        return function(*(x if isinstance(x, torch.Tensor) else filled_like(one, x) for x in (a, b)))
 
     return call
 
@@ -63,7 +64,7 @@ _ASKED = {"isfinite": torch.isfinite, "isnan": torch.isnan, "isinf": torch.isinf
 
 
 def as_tensor_of(beside: torch.Tensor, value: Any) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else torch.full_like(beside, value)
+    return value if isinstance(value, torch.Tensor) else filled_like(beside, value)
 
 
 def _marked(number: Any, operands: tuple) -> Any:
@@ -84,7 +85,7 @@ def _of_math(original: Callable, of_tensors: Callable, near: bool) -> Callable:
             return original(*(value_of(a) if is_one(a) else a for a in args))
         operands: list[Any] = [as_type(a.tensor, torch.float64) if is_one(a) else float(a) for a in args]
         if not isinstance(operands[0], torch.Tensor):
-            operands[0] = torch.full_like(operands[1], operands[0])
+            operands[0] = filled_like(operands[1], operands[0])
         tensor = of_tensors(*operands)
         read_condition(tensor.isfinite())  # where it is not, Python raises an error for most
         number = known(value, tensor, *args)

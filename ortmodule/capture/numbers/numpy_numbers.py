@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 import torch
 
+from ortmodule.capture import scalar_guards
 from ortmodule.capture.numbers import symbolic_numbers
 from ortmodule.capture.numbers.symbolic_numbers import (
     Float,
@@ -164,6 +165,7 @@ def _astype(self: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _array(self: Any, *args: Any, **kwargs: Any) -> Any:
+    scalar_guards.converts(1)
     return numpy.array(read(self), *args, **kwargs)
 
 

@@ -49,6 +49,7 @@ class _Number(torch.Tensor):
         return hash(value_of(self))
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        scalar_guards.converts(1)
         return numpy.array(value_of(self), *args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -206,11 +207,16 @@ _STEPS = (operator.floordiv, operator.mod)  # a last digit may decide much
 COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
+def filled_like(tensor: torch.Tensor, value: Any) -> torch.Tensor:
+    """A plain number as a tensor. (Without a type the exporter writes one of float32.)"""
+    return torch.full((), value, dtype=tensor.dtype, device=tensor.device)
+
+
 def tensor_first(function: Callable) -> Callable:
     """`function`, whose first operand may be a plain number."""
 
     def call(a: Any, b: Any) -> torch.Tensor:
-        return function(a if isinstance(a, torch.Tensor) else torch.full_like(b, a), b)
+        return function(a if isinstance(a, torch.Tensor) else filled_like(b, a), b)
 
     return call
 

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from ortmodule.core.structures.classes import is_made_by_statement
 from ortmodule.core.structures.leaves import PrivateLeaf, Unseen
+from ortmodule.core.structures.made_alike import is_found
 
 _known: WeakKeyDictionary[type, tuple[Any, ...]] = WeakKeyDictionary()
 
@@ -20,7 +21,9 @@ def slots_of(cls: type) -> tuple[Any, ...]:
     """The descriptors of the attributes in slots of a class that class statements have made."""
     if (found := _known.get(cls)) is None:
         parts = [part for base in reversed(cls.__mro__) if is_made_by_statement(base) for part in vars(base).values()]
-        found = _known[cls] = tuple(part for part in parts if isinstance(part, types.MemberDescriptorType))
+        found = tuple(part for part in parts if isinstance(part, types.MemberDescriptorType))
+        if is_found(cls):  # descriptors keep their class alive
+            _known[cls] = found
     return found
 
 

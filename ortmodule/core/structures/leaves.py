@@ -5,6 +5,7 @@ A kind has ``write(writer, value, cls)``, which appends tokens, and ``read(reade
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.core.structures import dtensor_results, sparse_arguments
+from ortmodule.core.structures.made_alike import MadeAlike, function_token_of, token_of
 from ortmodule.core.structures.tokens import GENERATOR, PARAMETER, TENSOR, WHOLE
 
 
@@ -89,6 +91,21 @@ class ConstantLeaf(Leaf):
     @staticmethod
     def read(reader: Any, cls: type) -> Any:
         return next(reader.tokens)
+
+
+class CodeLeaf(Leaf):
+    """Functions and classes: among what forward gives away, it may have made them."""
+
+    @staticmethod
+    def write(writer: Any, value: Any, cls: type) -> None:
+        if writer.makes:
+            value = function_token_of(value) if cls is types.FunctionType else token_of(value)
+        writer.tokens += (cls, value)
+
+    @staticmethod
+    def read(reader: Any, cls: type) -> Any:
+        value = next(reader.tokens)
+        return value.made if type(value) is MadeAlike else value
 
 
 class FloatLeaf(Leaf):

@@ -5,12 +5,12 @@ A kind has ``write(writer, value, cls)`` and ``read(reader, cls, target)``: into
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from typing import Any
 
 from ortmodule.core.structures import attributes
 from ortmodule.core.structures.classes import is_made_by_statement
+from ortmodule.core.structures.made_alike import token_of
 from ortmodule.core.torch_private import registered_nodes
 
 
@@ -23,14 +23,13 @@ class Sequence(Container):
 
     @staticmethod
     def write(writer: Any, value: Any, cls: type) -> None:
-        writer.tokens += (_token_of(cls) if writer.results and hasattr(cls, "_fields") else cls, len(value))
+        writer.tokens += (token_of(cls) if writer.makes else cls, len(value))
         writer.add_all(value, value)
         if _has_attributes(cls):
             attributes.write(writer, value)
 
     @staticmethod
     def read(reader: Any, cls: Any, target: Any) -> Any:
-        cls = cls.made if isinstance(cls, MadeTuple) else cls
         items = reader.values(next(reader.tokens))
         if cls is list and target is None:
             return items
@@ -58,28 +57,6 @@ def _around(items: list[Any], cls: Any, target: Any) -> Any:
     value = list.__new__(cls)
     list.extend(value, items)
     return value
-
-
-class MadeTuple:
-    """A class of named tuples that is not found under its name: equal to others that were made like it, as what
-    forward makes at each call is, and read as this very class."""
-
-    __slots__ = ("made", "key")
-
-    def __init__(self, cls: Any) -> None:
-        self.made, self.key = cls, (cls.__module__, cls.__qualname__, cls._fields)
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, MadeTuple) and self.key == other.key
-
-
-def _token_of(cls: Any) -> Any:
-    if cls.__bases__ != (tuple,) or getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls:
-        return cls
-    return MadeTuple(cls)
 
 
 class Slice(Container):

@@ -176,4 +176,3 @@ DEFINITIONS["aten::exp2"] = lambda x: torch.pow(2.0, x if x.is_floating_point() 
 DEFINITIONS["aten::expand_copy"] = lambda x, size, implicit=False: x.expand(size)
 DEFINITIONS["aten::unbind_copy"] = lambda x, dim=0: x.unbind(dim)
 DEFINITIONS["aten::split_with_sizes_copy"] = lambda x, sizes, dim=0: x.split(sizes, dim)
-DEFINITIONS["aten::exponential"] = lambda x, rate=1.0, generator=None: -torch.log1p(-torch.rand_like(x)) / rate
