@@ -30,7 +30,7 @@ def packages(monkeypatch):
     for name in before:  # the official one
         del sys.modules[name]
     yield
-    for name in [each for each in sys.modules if each.partition(".")[0] in ("onnxruntime", "torch_ort")]:
+    for name in [one for one in sys.modules if one.partition(".")[0] in ("onnxruntime", "torch_ort")]:
         del sys.modules[name]
     sys.modules.update(before)
 
