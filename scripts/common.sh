@@ -104,13 +104,25 @@ install_python_packages() {
     pip_install --no-deps --target "$VENV/onnxruntime" --upgrade "${RUNTIME[@]}" ||
         say "onnxruntime could not be installed: the tests that open files with it are left out"
     # Large libraries that wrapped modules are used with, for the exhaustive form alone.
-    [ -z "${LIBRARIES:-}" ] || pip_install -r scripts/requirements-libraries.txt ||
-        say "these libraries could not be installed: their tests are left out"
+    [ -z "${LIBRARIES:-}" ] || install_libraries || say "these libraries could not be installed: their tests are left out"
     # torch's build for GPUs brings its own.
     "$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' ||
         pip_install --no-deps "${NVIDIA[@]/#/nvidia-cuda-}" ||
         say "NVIDIA's packages could not be installed: tests that need them are left out"
     wait "$compiling" || true
+}
+
+# torchvision is that of torch's build: another cannot be imported, and with it neither can transformers' models.
+install_libraries() {
+    local torchvision build
+    torchvision=$(grep '^torchvision==' scripts/requirements-libraries.txt)
+    build=$("$VENV/bin/python" -c 'import torch; print("" if torch.version.cuda else "+cpu")')
+    pip_install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$torchvision$build" 2>/dev/null || true
+    pip_install -r scripts/requirements-libraries.txt || return 1
+    "$VENV/bin/python" -c 'import torchvision' 2>/dev/null || {
+        "$VENV/bin/python" -m pip uninstall -q -y torchvision
+        say "pip finds no torchvision for this build of PyTorch: tests with it are left out"
+    }
 }
 
 install_project() {

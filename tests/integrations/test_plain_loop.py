@@ -9,6 +9,7 @@ import torch
 
 from ortmodule import compat
 from tests.integrations.small import assert_in_engine, assert_same_weights, llama, sentences, tokenizer
+from tests.selection import each
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("at_once")]
 STEPS, BATCH = 6, 4
@@ -29,7 +30,7 @@ def packages(monkeypatch):
     for name in before:  # the official one
         del sys.modules[name]
     yield
-    for name in [each for each in sys.modules if each.partition(".")[0] in ("onnxruntime", "torch_ort")]:
+    for name in [one for one in sys.modules if one.partition(".")[0] in ("onnxruntime", "torch_ort")]:
         del sys.modules[name]
     sys.modules.update(before)
 
@@ -89,8 +90,7 @@ DESCRIPTION = {
 }
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("module", ["ortmodule", "onnxruntime.training"])
+@each("module", ["ortmodule", "onnxruntime.training"], ["ortmodule"])
 def test_the_first_trainer(module, packages, tmp_path):
     """Its own loop: forward, backward, a clipped norm and the step in one call."""
     training = importlib.import_module(module)
@@ -114,7 +114,7 @@ def test_the_first_trainer(module, packages, tmp_path):
         optimizer.zero_grad()
         expected.append(loss.item())
     assert found == pytest.approx(expected, rel=1e-4) and found[-1] < found[0]
-    assert_in_engine(ours._engine, STEPS)
+    assert_in_engine(ours.engine, STEPS)
     plain = llama()
     plain.load_state_dict(torch.load(path)["model"])
     for name, tensor in plain.state_dict().items():

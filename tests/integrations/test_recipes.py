@@ -61,6 +61,16 @@ def test_recipe(name, tmp_path, capsys, request):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("name", ["lightning_module", "masked_lm"])
+def test_a_recipe_compiled(name, tmp_path):
+    """The third column of the table. (A Trainer drops columns that forward's signature has not.)"""
+    ours = run(name, tmp_path, "compile")
+    theirs = run(name, tmp_path, "eager")
+    for key in theirs.keys() & {"first_loss", "last_loss", "eval_loss"}:
+        assert ours[key] == pytest.approx(theirs[key], rel=0.05), key
+
+
+@pytest.mark.full
 def test_a_script_for_onnx_runtimes_ortmodule(tmp_path):
     """With the import names switched on for a folder that stands for site-packages."""
     pytest.importorskip("sklearn")

@@ -45,6 +45,37 @@ def test_a_share_that_ends_early_has_failed(dies):
         assert done.returncode == 0 and counted == {"passed": "6", "skipped": "2"}
 
 
+#: For an environment's Python: a build of PyTorch, which torchvision's can be imported, and which are to be had.
+OF_TORCH = """#!/usr/bin/env bash
+case $* in
+*torch.version*) echo "$BUILD" ;;
+*"pip install"*+cpu*) [ "$INDEX" ] && echo cpu >"$0.has" ;;
+*"pip install"*) [ -e "$0.has" ] || echo "" >"$0.has" ;;
+*"pip uninstall"*) rm "$0.has" ;;
+*"import torchvision"*) [ "$(cat "$0.has")" = "${BUILD#+}" ] ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("build", "index", "left"), [("+cpu", "yes", "cpu"), ("+cpu", "", None), ("", "", "")], ids=["CPU", "none", "CUDA"]
+)
+def test_torchvision_is_of_the_build_of_torch(build, index, left, tmp_path):
+    """One that cannot be imported is not left there: transformers would import it."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(OF_TORCH)
+    python.chmod(0o755)
+    command = ["bash", "-c", f". scripts/common.sh; VENV={tmp_path}; install_libraries"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"BUILD": build, "INDEX": index}
+    )
+    assert done.returncode == 0, done.stderr
+    has = python.with_name("python.has")
+    assert (has.read_text().strip() if has.exists() else None) == left
+    assert ("no torchvision for this build" in done.stdout) is (left is None)
+
+
 def test_fast_is_a_sample_of_every_kind(request):
     """Of all tests that are collected here: of each file that --fast names, and of each family of operators."""
     items = request.session.items
