@@ -5,4 +5,4 @@ from scripts import check_types
 
 def test_nothing_is_found(capfd):
     found = check_types.main()
-    assert found == 0, capfd.readouterr().out
+    assert found == 0, "".join(capfd.readouterr())
