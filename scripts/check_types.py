@@ -26,11 +26,12 @@ def view() -> None:
             (package / name).symlink_to(os.path.relpath(path, package))
 
 
-def main() -> int:
+def main(*options: str) -> int:
+    """mypy's exit status."""
     view()
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "-p", "ortmodule"]
-    return subprocess.run([*command, *sys.argv[1:]], cwd=VIEW).returncode
+    return subprocess.run([*command, *options], cwd=VIEW).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))
