@@ -462,9 +462,8 @@ _KINDS: dict[Any, Any] = {
 _KINDS |= {numpy.ndarray: numpy_values.ArrayLeaf} | dict.fromkeys(numpy_values.FLOATS, numpy_values.NumpyFloatLeaf)
 _KINDS |= dict.fromkeys(numpy_values.INTEGERS, numpy_values.NumpyIntegerLeaf)
 _KINDS |= {leaves.PrivateLeaf: leaves.PrivateLeaf, leaves.Unseen: leaves.Unseen, torch.Generator: leaves.GeneratorLeaf}
-_MADE: WeakKeyDictionary[type, Any] = (
-    WeakKeyDictionary()
-)  # the same of classes that functions make: in each call, it may be
+#: The same of classes that functions make, in each call, it may be: they are not kept alive.
+_MADE: WeakKeyDictionary[type, Any] = WeakKeyDictionary()
 # Not rebuilt from their attributes although they have some.
 _MACHINERY = (torch.nn.Module, types.ModuleType, types.MethodType)
 
