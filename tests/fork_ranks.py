@@ -6,6 +6,7 @@ The rank is each one's first argument, before those that are given. Importing ta
 the test. Nothing that is imported may start a thread or a process: it would not be there behind the fork.
 """
 
+import faulthandler
 import importlib
 import os
 import runpy
@@ -19,6 +20,7 @@ def run(rank, folder, what, arguments):
     file = os.open(folder / f"rank-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    faulthandler.enable()  # a signal that ends this rank leaves the stacks of its threads there
     sys.argv = [what, str(rank), *arguments]
     code = 1
     try:
