@@ -31,8 +31,12 @@ def half(values):
 #: each is another way of training on several processes.
 ONE_OF = {40: 12, 8: 6, 4: 4, 2: 2}
 WHOLE = ("distributed", "ops", "project", "trainer", "utils", "zero")
-#: The same of these tests, which take long, in such a folder.
-ONE_OF_LONG = {"tests/ops/test_alignment.py::test_unaligned": 3, "tests/ops/test_beyond_caches.py::test_pointwise": 2}
+#: The same of these tests, whatever their folder.
+OF_TESTS = {
+    "tests/cuda/test_sass.py::test_families": 1,
+    "tests/ops/test_alignment.py::test_unaligned": 3,
+    "tests/ops/test_beyond_caches.py::test_pointwise": 2,
+}
 #: Of tests with MANY cases, all of which the usual build runs, --some takes one of so many with these builds.
 OF_BUILDS = {"avx2": 4, "baseline": 4, "sanitized": 4, "sanitized-emulated": 2}
 MANY = 40
@@ -40,9 +44,11 @@ MANY = 40
 
 def one_of(test, cases):
     """--some takes one of so many of the ``cases`` of ``test``; of a test in the ``tests`` folder itself, all."""
+    if test in OF_TESTS:
+        return OF_TESTS[test]
     folder = test.split("/")[1] if test.count("/") > 1 else ""
     if not folder or folder in WHOLE:
-        return ONE_OF_LONG.get(test, 1)
+        return 1
     return max((n for least, n in ONE_OF.items() if cases >= least), default=1)
 
 

@@ -26,7 +26,12 @@ def one_type(case):
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
-        pytest.param(case, one_type(case), id=f"{family}-{case.label}-{one_type(case)}")
+        pytest.param(
+            case,
+            one_type(case),
+            id=f"{family}-{case.label}-{one_type(case)}",
+            marks=[pytest.mark.full] * ("64x56x56" in case.label),  # of real size
+        )
         for family, cases in FAMILIES.items()
         for case in cases
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import stages
-from tests.selection import COLLECTED, FAMILIES, FAST, NOT_FAST, ONE_OF_LONG, WHOLE, one_of, sample, waiting
+from tests.selection import COLLECTED, FAMILIES, FAST, NOT_FAST, OF_TESTS, WHOLE, one_of, sample, waiting
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -240,7 +240,7 @@ def test_what_waits_for_full_is_one_of_several(request):
     left = waiting(names)
     for name in names:
         collected.setdefault(name.partition("[")[0], []).append(name in left)
-    assert all((ROOT / test.partition("::")[0]).exists() for test in ONE_OF_LONG)
+    assert all((ROOT / test.partition("::")[0]).exists() for test in OF_TESTS)
     assert all((ROOT / "tests" / folder).is_dir() for folder in WHOLE)
     for test, waits in collected.items():
         assert set(waits) == ({True, False} if one_of(test, len(waits)) > 1 else {False}), test
