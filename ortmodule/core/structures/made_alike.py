@@ -10,6 +10,7 @@ import functools
 import operator
 import sys
 import types
+from collections import namedtuple
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ _LEFT_OUT = frozenset(
 #: Modules whose `__repr__` keeps the set of the objects that it is showing, which is empty otherwise.
 _SHOWING = ("dataclasses", "reprlib")
 _OF_PROPERTIES = operator.attrgetter("fget", "fset", "fdel")
+#: That of an item of a named tuple. (Its module has other names in other versions of Python.)
+_POSITION: type = type(vars(namedtuple("_Any", ("item",)))["item"])
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
@@ -106,7 +109,7 @@ class _Keys:
             return (kind, value.__name__, self.of(value.__objclass__))
         if kind.__module__ == "dataclasses" and "__slots__" in vars(kind):  # a field, or what the decorator was told
             return kind, tuple(self.of_item(name, getattr(value, name, None)) for name in kind.__slots__)
-        if kind.__module__ == "_collections" and hasattr(kind, "__get__"):  # of named tuples: the position of an item
+        if kind is _POSITION:
             return kind, value.__reduce__()[1]
         return _Same(value)
 
