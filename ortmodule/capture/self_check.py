@@ -243,10 +243,6 @@ def _normal(u: torch.Tensor, mean: Any = 0.0, std: Any = 1.0, *rest: Any) -> tor
     return (u + 0.5) * std + mean
 
 
-def _exponential(u: torch.Tensor, rate: float = 1.0) -> torch.Tensor:
-    return -torch.log1p(-u) / rate
-
-
 def _integers(u: torch.Tensor, low: int, high: int) -> torch.Tensor:
     return (u * (high - low)).floor().long() + low
 
@@ -261,8 +257,8 @@ _DRAWS: dict[str, Callable[..., Any]] = {
     "bernoulli.Tensor": lambda u, x, p: p,
     "uniform_": lambda u, low=0.0, high=1.0: u * (high - low) + low,
     "uniform": lambda u, x, low=0.0, high=1.0: u * (high - low) + low,
-    "exponential_": _exponential,
-    "exponential": lambda u, x, *rate: _exponential(u, *rate),
+    "exponential_": draws.exponential,
+    "exponential": lambda u, x, *rate: draws.exponential(u, *rate),
     "rand": lambda u, *_: u,
     "rand_like": lambda u, *_: u,
     "normal_": _normal,

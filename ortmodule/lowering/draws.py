@@ -47,6 +47,11 @@ def between(part: Tensor, low: Any, high: Any, dtype: torch.dtype) -> Tensor:
     return part * (high - low) + low
 
 
+def exponential(part: Tensor, rate: Any = 1.0) -> Tensor:
+    """Numbers of the exponential distribution from ``part`` of [0, 1)."""
+    return -torch.log1p(-part) / rate
+
+
 def _wide(x: Tensor) -> torch.dtype:
     """What numbers are drawn in that are rounded to the type of ``x`` then."""
     return torch.float32 if x.dtype in _DIGITS else x.dtype
@@ -66,7 +71,7 @@ def _normal(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: object = 
 
 @defines("aten::exponential")
 def _exponential(x: Tensor, rate: float = 1.0, generator: object = None) -> Tensor:
-    return (-torch.log1p(-torch.rand_like(x, dtype=_wide(x))) / rate).to(x.dtype)
+    return exponential(torch.rand_like(x, dtype=_wide(x)), rate).to(x.dtype)
 
 
 @defines("aten::alpha_dropout")

@@ -60,7 +60,7 @@ def _between(found: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
 
 
 def _exponential(found: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-    return -torch.log1p(-found) / given["lambd"]
+    return draws.exponential(found, given["lambd"])
 
 
 def _integers(found: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:

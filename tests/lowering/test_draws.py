@@ -157,6 +157,22 @@ class Draws(nn.Module):
         return self.function(self.layer(x))
 
 
+def beside_pytorch(function):
+    """With the same state of its generator."""
+    ours, eager = ORTModule(Draws(function)), Draws(function)
+    eager.load_state_dict(ours.state_dict())
+    for seed, batch in enumerate((4, 6, 4)):
+        x, found = torch.randn(batch, 3), []
+        for module in (ours, eager):
+            torch.manual_seed(seed)
+            module.zero_grad()
+            result = module(x)
+            result.sum().backward()
+            found.append([result.detach(), module.layer.weight.grad, torch.get_rng_state()])
+        torch.testing.assert_close(*found)
+    return explain(ours)
+
+
 def verified(module, train=True):
     """What runs the module, after steps of three batches, each of which was compared."""
     module.train(train)
@@ -190,17 +206,7 @@ def test_drawn_by_pytorch_inside_the_graph(name):
 def test_pytorch_draws_what_it_draws_without_the_engine(name, monkeypatch):
     """The state of its generator decides, at the first call, too; and gradients are PyTorch's."""
     monkeypatch.delenv("ORTMODULE_VERIFY")
-    ours, eager = ORTModule(Draws(PYTORCH[name])), Draws(PYTORCH[name])
-    eager.load_state_dict(ours.state_dict())
-    for seed, batch in enumerate((4, 6, 4)):
-        found, x = [], torch.randn(batch, 3)
-        for module in (ours, eager):
-            torch.manual_seed(seed)
-            module.zero_grad()
-            result = module(x)
-            result.sum().backward()
-            found.append([result.detach(), module.layer.weight.grad, torch.get_rng_state()])
-        torch.testing.assert_close(*found)
+    beside_pytorch(PYTORCH[name])
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ortmodule import ORTModule, explain
+from ortmodule import ORTModule
 from tests.lowering import test_draws
-from tests.lowering.test_draws import Draws, column, empty, some, verified, whole
+from tests.lowering.test_draws import Draws, beside_pytorch, column, empty, some, verified, whole
 from tests.selection import each
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -93,22 +93,6 @@ def test_other_distributions(name):
 def test_what_draws_until_it_fits(name):
     report = beside_pytorch(DECIDE[name])
     assert not report.captured and report.fallback
-
-
-def beside_pytorch(function):
-    """With the same state of its generator."""
-    ours, eager = ORTModule(Draws(function)), Draws(function)
-    eager.load_state_dict(ours.state_dict())
-    for seed, batch in enumerate((4, 6, 4)):
-        x, found = torch.randn(batch, 3), []
-        for module in (ours, eager):
-            torch.manual_seed(seed)
-            module.zero_grad()
-            result = module(x)
-            result.sum().backward()
-            found.append([result.detach(), module.layer.weight.grad, torch.get_rng_state()])
-        torch.testing.assert_close(*found)
-    return explain(ours)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (2, 1, 0), (0, 2, 1)])
