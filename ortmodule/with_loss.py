@@ -13,7 +13,7 @@ from ortmodule.core.errors import ArgumentTypeError
 
 class ModuleWithLoss(nn.Module):
     """``loss(module(...), labels)`` as a module: wrap it, and the engine sees that nothing but the loss is seen. Rows
-    whose label is ignored and padding are then not computed.
+    whose label is ignored and padding are then not computed::
 
         model = ORTModule(ModuleWithLoss(model, nn.CrossEntropyLoss()))
         model(features, labels=labels).backward()

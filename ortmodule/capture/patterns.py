@@ -1,5 +1,7 @@
 """Registers a user's own fusions: a captured graph that computes one function computes another in its place.
 
+For example::
+
     from ortmodule import patterns
 
     patterns.register("softsign", lambda x: x / (1 + x.abs()), torch.nn.functional.softsign, [torch.randn(2, 3)])

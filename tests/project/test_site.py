@@ -78,3 +78,10 @@ def test_the_reference_has_everything_public(site):
     found = {anchor.replace("ortmodule.capture.patterns", "ortmodule.patterns") for anchor in anchors}
     missing = names - found
     assert not missing
+
+
+def test_examples_in_docstrings_are_code(site):
+    """What is indented in a docstring is text that is quoted, unless two colons stand before it."""
+    page = (site / "api.html").read_text()
+    assert "ModuleWithLoss" in page and "<pre>" in page
+    assert "<blockquote" not in page
