@@ -26,21 +26,26 @@ FAMILIES(X)
 const op_def *const op_families[] = {FAMILIES(X) NULL};
 #undef X
 
-/* A hash table of the newest record of each name, made by the loader before the first look-up; older forms are found by
- * walking. Emitting looks names up thousands of times a plan. */
-enum { SLOTS = 2048 };
-static const op_def *newest[SLOTS];
+/* A hash table of all records by name, made by the loader before the first look-up: the records of one name lie in slots
+ * one after another, the one that a name alone means in the first of them. Reading a model and emitting look names up
+ * thousands of times. */
+enum { SLOTS = 4096 };
+static const op_def *records[SLOTS];
 
 static unsigned hash_name(const char *name) {
     unsigned h = 2166136261u;
     for (; *name; name++) h = (h ^ (unsigned char)*name) * 16777619u;
-    return h;
+    return h % SLOTS;
 }
 
-static const op_def **slot_of(const char *name) {
-    unsigned h = hash_name(name);
-    while (newest[h % SLOTS] && strcmp(newest[h % SLOTS]->name, name) != 0) h++;
-    return &newest[h % SLOTS];
+/* The next record of this name from a slot on, or NULL; the slot is moved behind it. */
+static const op_def *next_record(const char *name, unsigned *slot) {
+    const op_def *op;
+    while ((op = records[*slot])) {
+        *slot = (*slot + 1) % SLOTS;
+        if (strcmp(op->name, name) == 0) return op;
+    }
+    return NULL;
 }
 
 static int better(const op_def *a, const op_def *b) { /* ONNX before ours, then the newest */
@@ -49,23 +54,28 @@ static int better(const op_def *a, const op_def *b) { /* ONNX before ours, then 
     return a->since > b->since;
 }
 
+static void add_record(const op_def *op) {
+    unsigned slot = hash_name(op->name);
+    for (; records[slot]; slot = (slot + 1) % SLOTS)
+        if (strcmp(records[slot]->name, op->name) == 0 && better(op, records[slot])) {
+            const op_def *other = records[slot];
+            records[slot] = op;
+            op = other;
+        }
+    records[slot] = op;
+}
+
 __attribute__((constructor)) static void fill_table(void) {
     for (const op_def *const *family = op_families; *family; family++)
-        for (const op_def *op = *family; op->name; op++) {
-            const op_def **slot = slot_of(op->name);
-            if (better(op, *slot)) *slot = op;
-        }
+        for (const op_def *op = *family; op->name; op++) add_record(op);
 }
 
 const op_def *op_find(const char *domain, const char *name, int opset) {
-    const op_def *best = *slot_of(name);
-
-    if (!domain && !opset) return best;
-    best = NULL;
-    for (const op_def *const *family = op_families; *family; family++)
-        for (const op_def *op = *family; op->name; op++) {
-            if (strcmp(op->name, name) != 0 || (domain && strcmp(op->domain, domain) != 0)) continue;
-            if ((!opset || op->domain[0] || op->since <= opset) && better(op, best)) best = op;
-        }
-    return best;
+    unsigned slot = hash_name(name);
+    const op_def *op;
+    while ((op = next_record(name, &slot))) {
+        if (domain && strcmp(op->domain, domain) != 0) continue;
+        if (!opset || op->domain[0] || op->since <= opset) break;
+    }
+    return op;
 }

@@ -23,11 +23,13 @@ Dependents = dict[int, list[int]]
 
 def dependents_of(model: onnx.ModelProto, outputs: Iterable[int]) -> Dependents:
     """Of these outputs of the graph."""
+    names = {i: model.graph.output[i].name for i in outputs}
+    if len(names) < 2:
+        return {}
     same: dict[str, str] = {}
     for node in model.graph.node:
         if node.op_type == "Identity":
             same[node.output[0]] = same.get(node.input[0], node.input[0])
-    names = {i: model.graph.output[i].name for i in outputs}
     places: dict[str, int] = {}  # of a value that is an output, as a bit
     for i, name in names.items():
         places[same.get(name, name)] = places.get(same.get(name, name), 0) | 1 << i
