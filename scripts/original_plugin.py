@@ -96,10 +96,10 @@ DEFAULT = POLICY(sum(p for p in POLICY if "UNSUPPORTED" in p.name))
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """After all others: whatever is below `onnxruntime.training`."""
+    """After all others: whatever is below `onnxruntime`."""
 
     def find_spec(self, name, path=None, target=None):
-        if name.startswith(f"{TRAINING}."):
+        if name.startswith("onnxruntime."):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 

@@ -132,14 +132,24 @@ def enable(folder: Path) -> None:
         write_whole(folder / name, text.encode())
 
 
+def compiled(folder: Path) -> list[Path]:
+    """What Pythons that have started meanwhile have made of the finder."""
+    stems = [Path(name).stem for name in FILES if name.endswith(".py")]
+    return sorted(path for stem in stems for path in (folder / "__pycache__").glob(f"{stem}.*.pyc"))
+
+
 def disable(folder: Path) -> list[str]:
-    """Removes what `enable` wrote; returns the names. Raises CompatError for files that are not ours."""
+    """Removes what `enable` wrote, and what Python has compiled of it; returns the names of the former.
+
+    Raises CompatError for files that are not ours."""
     for name in FILES:
         if (folder / name).exists() and not _is_ours(folder / name):
             raise CompatError(f"{folder / name} was not made by this command, so it stays")
     removed = [name for name in FILES if (folder / name).exists()]
-    for name in removed:
-        (folder / name).unlink()
+    for path in [*(folder / name for name in removed), *compiled(folder)]:
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # others have files there, or it is not there
+        (folder / "__pycache__").rmdir()
     return removed
 
 

@@ -223,6 +223,27 @@ def test_enable_disable_status(site, capsys):
     assert python(site, "-c", "import torch_ort")[0] != 0
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_what_python_has_compiled_goes(others, site):
+    """Also for other versions of Python; what it has compiled of others stays."""
+    cache = site / "__pycache__"
+    if others:
+        cache.mkdir()
+        (cache / "theirs.cpython-311.pyc").write_bytes(b"theirs")
+    before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
+    compat.enable(site)
+    start = f"import site; site.addsitedir({str(site)!r})"
+    off = "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"
+    env = {name: text for name, text in os.environ.items() if name not in off}
+    subprocess.run([sys.executable, "-c", start], env=env, check=True)
+    made = compat.compiled(site)
+    assert len(made) == 1 and made[0].parent == cache
+    (cache / "ortmodule_compat_finder.cpython-399.opt-1.pyc").write_bytes(b"another version's")
+    assert compat.disable(site) == list(compat.FILES)
+    assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
+    assert cache.exists() is others
+
+
 @pytest.mark.parametrize("name", compat.FILES)
 @pytest.mark.parametrize("action", ["enable", "disable"])
 def test_a_file_that_is_not_ours_stays(name, action, site, capsys):

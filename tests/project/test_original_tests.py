@@ -14,6 +14,7 @@ import pytest, torch
 from onnxruntime.training.ortmodule import ORTModule
 from onnxruntime.training.ortmodule import _fallback, _utils
 from onnxruntime.training.ortmodule._graph_execution_manager_factory import GraphExecutionManagerFactory
+from onnxruntime.capi import _no_such_state
 
 def wrapped():
     return ORTModule(torch.nn.Linear(3, 2).to("cuda:0"))
@@ -32,6 +33,9 @@ def test_private_function():
 
 def test_private_class():
     GraphExecutionManagerFactory(None, None)
+
+def test_private_binding():
+    _no_such_state.get_all_opset_versions()
 
 def test_private_text():
     assert not hasattr(wrapped(), "_torch_module") and type(wrapped()).__name__ == "_ORTModule"
@@ -62,10 +66,10 @@ def test_kinds_of_what_came_of_tests(tmp_path, capsys):
     kinds = {name.partition("::")[2].partition("[")[0]: kind for name, (kind, _) in found["some_test"].items()}
     assert kinds == {
         "test_passed": "passed", "test_private_attribute": "private", "test_private_function": "private",
-        "test_private_class": "private", "test_private_text": "private", "test_memory": "CUDA",
-        "test_skipped": "skipped", "test_failed": "failed",
+        "test_private_class": "private", "test_private_binding": "private", "test_private_text": "private",
+        "test_memory": "CUDA", "test_skipped": "skipped", "test_failed": "failed",
     }  # fmt: skip
     said = capsys.readouterr().out
     assert "some_test.py::test_failed[weight]: AssertionError" in said
     assert "broken.py: pytest ended with 2" in said and "a_name_that_is_no_module" in said
-    assert "| `some_test.py` | 1 | 2 | 4 | 1 | 0 | 0 | 1 |" in said and "| all | 1 | 3 | 4 | 1 | 0 | 0 | 1 |" in said
+    assert "| `some_test.py` | 1 | 2 | 5 | 1 | 0 | 0 | 1 |" in said and "| all | 1 | 3 | 5 | 1 | 0 | 0 | 1 |" in said
