@@ -123,7 +123,7 @@ def linear_loss(hidden, weight, labels):
 @each("dtype", [torch.bfloat16, torch.float32], [torch.bfloat16])
 def test_a_linear_layers_loss_is_one_sweep(traffic, dtype):
     """What is not a product's: logits are read by the loss and for their gradient, which is written once."""
-    rows, classes = 4200, 128  # in two parts
+    rows, classes = 1056, 1024
     hidden, weight = torch.randn(rows, 8, dtype=dtype), torch.randn(classes, 8, dtype=dtype)
     labels = torch.randint(0, classes, (rows,))
     session = session_of(Function(linear_loss), [hidden, weight, labels])
