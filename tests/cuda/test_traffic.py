@@ -1,7 +1,7 @@
 """The bytes that kernels move are counted on the emulated GPU, beside the account of docs/gpu-roofline.md.
 
-The build that looks for races sees every access to memory (traffic.h). A byte counts once a launch, as where caches hold
-what is read again; of the operands of streaming kernels also how often each byte is read.
+The build that looks for races sees every access to memory (traffic.h). A byte counts once a launch, as where caches
+hold what is read again; of the operands of streaming kernels also how often each byte is read.
 """
 
 import ctypes
@@ -178,7 +178,8 @@ def bert():
 #: Kernels that are one operator's each, whose bytes are the account's.
 OPERATORS = {
     "Cast": "cast_", "(Layer|RMS)NormGrad": "norm_grad_", "(FusedNorm|LayerNormalization)": "norm_(sum|even|rows)",
-    "(Masked)?Softmax$": "(masked_)?softmax_(?!grad)", "SoftmaxGrad": "softmax_grad", "Gelu": "gelu_", "Rotary": "rotary",
+    "(Masked)?Softmax$": "(masked_)?softmax_(?!grad)", "SoftmaxGrad": "softmax_grad", "Gelu": "gelu_",
+    "Rotary": "rotary",
 }  # fmt: skip
 #: Products are a library's, and attention's operator is none of theirs.
 STREAMING = r"(?!attention|matmul)"

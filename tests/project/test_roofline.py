@@ -283,6 +283,6 @@ def test_every_step_that_was_asked_for_is_there():
     assert {"llama-1b", "bert-large", "gpt2-medium"} <= {*roofline.ROWS} and roofline.ROWS[3:] == tuple(
         f"{name}-padded" for name in roofline.ROWS[:3]
     )
-    assert "**below**" not in PAGE
+    assert roofline_page.TOP in PAGE and roofline_page.RULES in PAGE and "**below**" not in PAGE
     for name in roofline.ROWS:
         assert all(column["kernels"] for column in table_of(name).values())
