@@ -98,8 +98,7 @@ def test_operands_are_read_once(traffic, name, dtype):
     account = roofline_plan.kernels_of(next(iter(session.plans.values()))).kernels
     for there, is_backward in ((forward, False), (traffic.bytes(), True)):
         expected = sum(k.bytes for k in account if k.backward == is_backward)
-        # of norms without a bias the account has the sums of a bias's gradient, too
-        assert (0.96 if name == "rms_norm" else 0.998) * expected <= there <= 1.002 * expected, is_backward
+        assert abs(there / expected - 1) < 2e-3, (there, expected, is_backward)
 
 
 @each("dtype", TYPES, TYPES[:2])
@@ -203,6 +202,6 @@ def test_steps_move_what_the_account_says(traffic, make):
     there = {name: sum(b for n, b in account.items() if re.match(name, n)) for name in OPERATORS}
     for name, expected in there.items():
         assert abs(traffic.bytes(OPERATORS[name]) - expected) <= 0.04 * expected, name
-    assert sum(there.values()) > 0.5 * sum(account.values())
+    assert sum(there.values()) > 0.4 * sum(account.values())
     # the account has more of gradients of embeddings than they move, and rows that no label needs
     assert 0.93 <= traffic.bytes(STREAMING) / sum(account.values()) <= 1.01

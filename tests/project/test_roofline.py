@@ -151,6 +151,34 @@ def test_loss_of_a_linear_layer():
     assert roofline_plan.chunk_rows(2, 5000, 1024) == 2560
 
 
+#: The gradient of a norm of 64 rows of 128, in four parts of 16.
+NORM = """\
+input %0 dy {0}[64, 128]
+input %1 x {0}[64, 128]
+input %2 w float32[128] grad
+input %3 i float32[64, 1]
+input %4 m float32[64, 1]
+{1} = LayerNormGrad(%0 dy, %1 x, %2 w, %3 i, %4 m, axis=-1) {0}[64, 128], float32[128]{2}
+output %5
+grad %2 w <- %6
+{3}
+"""
+
+
+def test_gradients_of_norms():
+    """Parts leave the sums of both vectors, and those that are wanted are read; where types differ the sums have a
+    kernel of their own, which reads x and dy, too."""
+    part, rows = 4 * 4 * 128, 64 * 128
+    both = ("%5, %6, %7", ", float32[128]", "grad %2 w <- %7")
+    for kind, (first, bias, end), more, count in (
+        ("float32", both, 4 * part, 2),
+        ("float32", ("%5, %6", "", ""), 3 * part, 2),
+        ("bfloat16", both, 4 * part + 2 * 2 * rows, 3),
+    ):
+        (found,) = roofline_plan.Account(NORM.format(kind, first, bias, end), {5: 0}).kernels
+        assert (found.more, found.count) == (more, count)
+
+
 def test_page():
     kernel = {"name": "Cast", "kind": "stream", "count": 2, "bytes": 8 * 10**9, "least": 10**9, "flops": 0.0,
               "seconds": 4e-3}  # fmt: skip
