@@ -412,7 +412,7 @@ def has_fma():
 def link_emulator(temp, folder):
     """Libraries beside the extension, which finds them there: an emulated GPU, its kernels as C, and LIBRARIES."""
     # The thread sanitizer does not know the emulator's fibers: it sees what calls the driver, and the driver's locks.
-    flags = [*CC, *CFLAGS, "-Itests/cuda", "-DORT_DEVICE", *["-fno-sanitize=thread"] * THREADS]
+    flags = [*CC, *CFLAGS, "-Itests/cuda", "-DORT_DEVICE", *["-fno-sanitize=thread"] * THREADS, *["-DRACES"] * RACES]
     ours = [Object(flags, s, temp / s.with_suffix(".o")) for s in sorted(Path("tests/cuda").glob("*.c"))]
     # The calls that these make at every access are answered by tests/cuda/races.c.
     looked_at = ["-fsanitize=thread", "-O1", "-g1"] * RACES

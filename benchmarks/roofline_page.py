@@ -94,6 +94,11 @@ Rules of the account:
 - **Least bytes**: what would be left if all neighbouring kernels of one direction that are no products, attention or
   gradients of embeddings were one kernel, reading once what comes from elsewhere and writing what is read elsewhere.
 - Peak memory is by the plan (`ortmodule.memory`), eager's by the storages alive in the trace, both with AdamW's states.
+
+What kernels move is counted on an emulated GPU, access by access, a byte once a launch (`tests/cuda/test_traffic.py`):
+norms, softmaxes, losses, casts and chains move what the account says, and read rows of 1024 elements once. All kernels
+but products and attention of a step of two layers of 128 moved 96% (Llama, BERT) and 97% (GPT-2) of the account, which
+has more of gradients of embeddings than they move.
 """
 
 COPIED = "Contiguous, of a gradient"

@@ -243,21 +243,24 @@ class Account:
             kernel.kind, kernel.count = "other", 3
             kernel.more = 2 * sum(kernel.reads.values())  # sorts, and adds to rows that were zeroed
         elif name in ("LayerNormGrad", "RMSNormGrad"):
-            type_, shape = specs[operands[1]]
-            width = math.prod(specs[operands[2]][1])
-            rows = math.prod(shape) // width
-            if width % 64 == 0 and width <= KEPT_WIDTH and len(kernel.writes) > 1:
-                kernel.count = 2  # all gradients, and the sum of their parts, which are written and read
-                kernel.more = 2 * 2 * 4 * width * min(max(rows // 16, 1), 512)
-            else:
-                kernel.count = 3  # sums over rows, their parts, then dx, which reads both once more
-                kernel.more = sum(bytes_of(specs[v]) for v in operands[:2])
+            self._norm_gradient(kernel, operands)
         elif name.startswith("LinearCrossEntropy"):
             hidden, weight = self._linear(operands)
             gradients = name.endswith("Grad") or any(specs[v][1] == weight[1] for v in kernel.writes)
             kernel.kind = "product" if BYTES[hidden[0]] == 2 else "product float32"
             biased = BETWEEN.split(found[3])[5 if name.endswith("Grad") else 3].startswith("%")
             linear_loss(kernel, hidden, weight[1], gradients, biased)
+
+    def _norm_gradient(self, kernel: Kernel, operands: list[int]) -> None:
+        """Sums of both vectors are left by parts of the rows; those that are wanted are read."""
+        (type_, shape), (of_scale, scale) = self._specs[operands[1]], self._specs[operands[2]]
+        width = math.prod(scale)
+        vectors, parts = len(kernel.writes) - 1, min(max(math.prod(shape) // width // 16, 1), 512)
+        kernel.more = (2 + vectors) * max(BYTES[type_], 4) * width * parts if vectors else 0
+        kernel.count = 1 + (vectors > 0)
+        if width % 64 or width > KEPT_WIDTH or of_scale != type_:  # sums have a kernel of their own, which reads both
+            kernel.count += vectors > 0
+            kernel.more += sum(bytes_of(self._specs[v]) for v in operands[:2]) if vectors else 0
 
     def _linear(self, operands: list[int]) -> list:
         """Specs of the hidden states and of the weight: the two largest operands that have a float's type."""

@@ -2,6 +2,7 @@
 #include "emulate.h"
 
 #include "races.h"
+#include "traffic.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -243,6 +244,7 @@ int emulate(const emulated_kernel *f, unsigned blocks, unsigned threads, const v
     emulated.blocks = (emulated_index){blocks, 1, 1};
     begin_order(f, blocks, threads);
     races_begin(stacks, (size_t)MOST_THREADS * STACK, f->shared, f->shared_end);
+    traffic_begin(f->name, argument, f->bytes);
     const int done = run_blocks(f, blocks, threads, why);
     const char *race = races_end(f->name);
     if (done && race) *why = race;

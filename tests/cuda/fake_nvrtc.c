@@ -4,6 +4,7 @@
  * It refuses to make programs until a test allows it, since a compiler takes its time. It checks what it is told, and
  * fails calls on request, with the driver's others (fake.h).
  *     fake_nvrtc_allow(on)     0: programs are refused, 1: compiled, 2: the compiler finds mistakes in them
+ *     fake_nvrtc_together()    how many programs were compiled at one time, at most, since it was asked last
  *     fake_nvrtc_text()        the text that was compiled last
  *     fake_nvrtc_header(i), fake_nvrtc_name(i)   what it may include; NULL behind the last */
 #define _GNU_SOURCE
@@ -35,17 +36,25 @@ typedef struct program {
     const char *const *headers, *const *names;
 } program;
 
-static int allowed;
+static int allowed, compiling, most_compiling;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what was asked for last: threads compile together */
 static char last_text[1 << 16];
 static const char *const *last_headers, *const *last_names;
 EXPORT void fake_nvrtc_allow(int on);
+EXPORT int fake_nvrtc_together(void);
 EXPORT const char *fake_nvrtc_text(void);
 EXPORT const char *fake_nvrtc_header(int i);
 EXPORT const char *fake_nvrtc_name(int i);
 const char *fake_nvrtc_header(int i) { return last_headers[i]; }
 const char *fake_nvrtc_name(int i) { return last_names[i]; }
 void fake_nvrtc_allow(int on) { allowed = on; }
+int fake_nvrtc_together(void) {
+    (void)pthread_mutex_lock(&lock);
+    const int most = most_compiling;
+    most_compiling = 0;
+    (void)pthread_mutex_unlock(&lock);
+    return most;
+}
 const char *fake_nvrtc_text(void) { return last_text; }
 
 EXPORT int nvrtcVersion(int *major, int *minor);
@@ -142,6 +151,13 @@ static int compile_in(program *p, const char *folder) {
     return done && system(command) == 0 && read_image(p, path);
 }
 
+static void count_compiling(int more) {
+    (void)pthread_mutex_lock(&lock);
+    compiling += more;
+    if (compiling > most_compiling) most_compiling = compiling;
+    (void)pthread_mutex_unlock(&lock);
+}
+
 int nvrtcCompileProgram(void *of, int n, const char *const *options) {
     char folder[] = "/tmp/chain-XXXXXX", command[64];
     program *p = of;
@@ -150,7 +166,9 @@ int nvrtcCompileProgram(void *of, int n, const char *const *options) {
     if (!p || n < 1 || strcmp(options[0], "--gpu-architecture=sm_90") != 0) return complain("options of a compilation");
     if (allowed == 2) return COMPILATION_FAILED;
     if (!mkdtemp(folder)) return OUT_OF_MEMORY;
+    count_compiling(1);
     const int done = compile_in(p, folder);
+    count_compiling(-1);
     (void)snprintf(command, sizeof command, "rm -r %s", folder);
     if (system(command) != 0) return complain("a folder that cannot be removed");
     return done ? SUCCESS : COMPILATION_FAILED;

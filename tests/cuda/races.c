@@ -6,6 +6,7 @@
  * out (emulate.h): the compiler is told not to look at them. */
 #include "races.h"
 #include "emulate.h"
+#include "traffic.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -74,6 +75,7 @@ void races_begin(const void *memory, size_t bytes, const char *of_kernel, const 
 void races_block(void) {
     block_began = ++now;
     is_looking = 1;
+    traffic_block();
 }
 
 void races_barrier(void) { now++; }
@@ -106,6 +108,7 @@ static void see(uintptr_t address, int is_write, const void *from) {
     const uint32_t since = is_shared(address) ? block_began : launch_began;
     const uint16_t me = (uint16_t)threadIdx.x;
 
+    if (!is_shared(address)) traffic_see(address, is_write, (is_write ? u->written : u->read) < launch_began, me);
     if (u->written == now && u->writer != me) tell(address, is_write, "has written", u->writer, from);
     else if (u->written >= since && u->written < block_began) tell(address, is_write, "has written", -1, from);
     if (is_write) {

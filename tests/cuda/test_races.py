@@ -100,7 +100,7 @@ def run(tmp_path, body, looked_at=True, order=None):
     watch = ["-fsanitize=thread"] if looked_at else []
     subprocess.run([*flags, *watch, "-c", tmp_path / "kernel.c", "-o", kernel], check=True)
     program = tmp_path / "program"
-    emulator = [ROOT / "tests/cuda/emulate.c", ROOT / "tests/cuda/races.c"]
+    emulator = [ROOT / "tests/cuda" / name for name in ("emulate.c", "races.c", "traffic.c")]
     subprocess.run([*flags, *emulator, kernel, "-o", program, "-lm"], check=True)
     environment = {k: v for k, v in os.environ.items() if k != "EMULATED_ORDER"}
     if order is not None:

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from benchmarks import roofline_plan
+from benchmarks import roofline, roofline_page, roofline_plan
 from benchmarks.roofline_account import least_bytes
 from ortmodule import _core
 from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
-from tests.project.test_roofline import IN, PRODUCT, ROWS, Small, W, X, Y
+from tests.project.test_roofline import IN, PAGE, PRODUCT, ROWS, Small, W, X, Y, summary_of, table_of
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 
@@ -24,3 +24,19 @@ def test_small_model(driver):  # noqa: F811
     assert least_bytes(found.kernels, found.kept) == [X + W + Y, 2 * Y + 4, 4 + 2 * Y, Y + X + W]
     assert not any(k.launch for k in found.kernels)
     assert peak.parameters == peak.gradients == W and peak.optimizer == 2 * W
+
+
+@pytest.mark.emulated_full
+@pytest.mark.parametrize("name", roofline.ROWS)
+def test_the_page_is_what_plans_say(driver, name):  # noqa: F811
+    """As python -m benchmarks.roofline finds it now: every kernel, what is predicted, and the peaks."""
+    row = roofline.row_of(name)
+    assert "\n".join(roofline_page.section(name, row)).rstrip() in PAGE
+    for column, found in row["columns"].items():
+        expected = table_of(name)[column]["kernels"]
+        assert [(k["name"], k["bytes"], k["count"]) for k in sorted(found["kernels"], key=str)] == [
+            (k["name"], k["bytes"], k["count"]) for k in sorted(expected, key=str)
+        ], column
+    peaks = [f"{row['columns'][c]['peak'] / 1e9:.1f}, {row['columns']['eager']['peak'] / 1e9:.1f}" for c in
+             (roofline_page.OURS, roofline_page.ALONE)]  # fmt: skip
+    assert [cells[6] for cells in summary_of(name)] == peaks
