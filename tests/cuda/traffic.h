@@ -9,8 +9,8 @@
 
 #include <stdint.h>
 
-/* What is told: a launch of a kernel with its argument, a block that begins, a byte that a thread reads or writes; `is_first`: no thread of
- * the launch has before. */
+/* What is told: a launch of a kernel with its argument, a block that begins, a byte that a thread reads or writes;
+ * `is_first`: no thread of the launch has before. */
 void traffic_begin(const char *kernel, const void *argument, unsigned long bytes);
 void traffic_block(void);
 void traffic_see(uintptr_t address, int is_write, int is_first, unsigned thread);
@@ -28,8 +28,8 @@ enum {
 EXPORT int fake_traffic_is_counted(void);
 /* Forgets all counts, and what is watched. */
 EXPORT void fake_traffic_forget(void);
-/* Of the kernels that have run, by name: how many, -1 where there are too many; the i-th one's name; one of the numbers above. The most is of bytes
- * that one thread has read in a block. */
+/* Of the kernels that have run, by name: how many, -1 where there are too many; the i-th one's name; one of the numbers
+ * above. The most is of bytes that one thread has read in a block. */
 EXPORT int fake_traffic_kernels(void);
 EXPORT const char *fake_traffic_name(int i);
 EXPORT unsigned long fake_traffic_of(int i, int what);
