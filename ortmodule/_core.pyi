@@ -369,7 +369,10 @@ def cuda_digests(tensors: _Tensors, found: torch.Tensor, device: int, stream: in
     """The same of contiguous tensors on a GPU: `cuda_digest_parts` int64 for each, into a tensor there."""
 
 def objects(types: tuple[type, ...], generation: int = -1, /) -> list[Any]:
-    """Those that the garbage collector knows, of these types and subtypes; ``generation``: the young alone, 0 or 1."""
+    """Those that the garbage collector knows, frozen ones too, of these types and subtypes; or the young, 0 or 1, alone."""
+
+def referrers(objects: list[Any], /) -> list[Any]:
+    """What the garbage collector knows to refer to one of these, frozen ones (`gc.freeze`) too, this list aside."""
 
 def noting(types: tuple[type, ...], found: list[Any], oldest: int, /) -> Callable[[str, dict[str, int]], None]:
     """For `gc.callbacks`: before a collection of ``oldest`` or more makes objects old, appends those of these types."""

@@ -256,8 +256,13 @@ static PyMethodDef methods[] = {
          "cuda_digests(tensors, found, device, stream): the same of tensors on a GPU, cuda_digest_parts int64 for "
          "each, into a tensor there")},
     {"objects", core_objects, METH_VARARGS,
-     PyDoc_STR("objects(types, generation=-1) -> those that the garbage collector knows, of these types and subtypes;\n"
-               "generation: the young alone, 0 or 1. No other thread runs meanwhile.")},
+     PyDoc_STR(
+         "objects(types, generation=-1) -> those that the garbage collector knows, of these types and subtypes, frozen ones "
+         "too;\ngeneration: the young alone, 0 or 1. No other thread runs meanwhile.")},
+    {"referrers", core_referrers, METH_O,
+     PyDoc_STR(
+         "referrers(objects: list) -> what the garbage collector knows to refer to one of them, frozen objects too,\n"
+         "this list aside. What is frozen stays so, and nothing else becomes it.")},
     {"noting", core_noting, METH_VARARGS,
      "noting(types, found, oldest): a function for gc.callbacks that appends objects of these types to found before they "
      "become old"},

@@ -1,4 +1,4 @@
-/* objects.c -- finds objects of some types among all that the garbage collector knows.
+/* objects.c -- finds objects of some types, and what refers to some, among all that the garbage collector knows.
  *
  * In C, since no other thread runs meanwhile: a list of all objects, held while Python code goes through it, has a second
  * reference to tuples that another thread is just making, and CPython refuses to finish these. */
@@ -16,14 +16,84 @@ static PyObject *gc_module(void) {
     return gc;
 }
 
-/* Appends to `found` those of generation `generation` (-1: of all) whose type is one of `kinds` or a subtype. */
+/* --- frozen ones ------------------------------------------------------------------------------------------------------ */
+
+enum { INTERPRETERS = 1000 }; /* so many frozen objects are the interpreter's own, which it makes at its start */
+
+/* Has the program frozen objects (gc.freeze)? No look of the collector's finds those. Negative: an error. */
+static int has_frozen(PyObject *gc) {
+    PyObject *count = PyObject_CallMethod(gc, "get_freeze_count", NULL);
+    const Py_ssize_t frozen = count ? PyLong_AsSsize_t(count) : -1;
+
+    Py_XDECREF(count);
+    return frozen < 0 ? -1 : frozen > INTERPRETERS;
+}
+
+/* Freezes all objects but `others`, a list that loses those that the collector does not track any more. It freezes all that
+ * it tracks, and what is frozen and becomes garbage in a circle of references is never freed. */
+static bool freeze_but(PyObject *gc, PyObject *others) {
+    const Py_ssize_t count = PyList_Size(others);
+    PyObject *done;
+
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *object = PyList_GetItem(others, i);
+        if (PyObject_GC_IsTracked(object)) PyObject_GC_UnTrack(object);
+        else PyList_SetItem(others, i, Py_NewRef(Py_None));
+    }
+    done = PyObject_CallMethod(gc, "freeze", NULL);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *object = PyList_GetItem(others, i);
+        if (object != Py_None) PyObject_GC_Track(object);
+    }
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+/* Takes `object` out of the list. */
+static bool leave_out(PyObject *list, const PyObject *object) {
+    for (Py_ssize_t i = PyList_Size(list); i-- > 0;)
+        if (PyList_GetItem(list, i) == object && PyList_SetSlice(list, i, i + 1, NULL) != 0) return false;
+    return true;
+}
+
+/* The list that `look`(*arguments) gives while no object is frozen. */
+static PyObject *look_unfrozen(PyObject *gc, PyObject *look, PyObject *arguments) {
+    PyObject *others = PyObject_CallMethod(gc, "get_objects", NULL), *done, *found, *type, *value, *traceback;
+
+    if (!others) return NULL;
+    done = PyObject_CallMethod(gc, "unfreeze", NULL);
+    found = done ? PyObject_CallObject(look, arguments) : NULL;
+    PyErr_Fetch(&type, &value, &traceback);
+    if ((done && !freeze_but(gc, others)) || (found && !leave_out(found, others))) Py_CLEAR(found);
+    if (type) PyErr_Restore(type, value, traceback);
+    Py_XDECREF(done);
+    Py_DECREF(others);
+    return found;
+}
+
+/* The list that the collector's function `name` gives for the arguments, frozen objects among it. No collection comes
+ * meanwhile, and no other thread runs. */
+static PyObject *look_at_all(PyObject *gc, const char *name, PyObject *arguments) {
+    PyObject *look = PyObject_GetAttrString(gc, name), *found = NULL;
+    const int frozen = look ? has_frozen(gc) : -1;
+    const int collects = PyGC_Disable();
+
+    if (frozen >= 0) found = frozen ? look_unfrozen(gc, look, arguments) : PyObject_CallObject(look, arguments);
+    if (collects) PyGC_Enable();
+    Py_XDECREF(look);
+    return found;
+}
+
+/* --- looks ------------------------------------------------------------------------------------------------------------ */
+
+/* Appends to `found` those of generation `generation` (-1: of all, frozen ones too) whose type is one of `kinds` or a subtype. */
 static bool append_objects(PyObject *found, PyObject *kinds, int generation) {
     const Py_ssize_t types = PyTuple_Size(kinds);
     PyObject *gc = gc_module(), *all;
     bool ok = true;
 
     if (!gc) return false;
-    all = generation < 0 ? PyObject_CallMethod(gc, "get_objects", NULL)
+    all = generation < 0 ? look_at_all(gc, "get_objects", NULL)
                          : PyObject_CallMethod(gc, "get_objects", "i", generation);
     Py_DECREF(gc);
     for (Py_ssize_t i = 0, count = all ? PyList_Size(all) : 0; ok && i < count; i++) {
@@ -55,6 +125,20 @@ PyObject *core_objects(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O!|i:objects", &PyTuple_Type, &kinds, &generation)) return NULL;
     if (!are_types(kinds) || !(found = PyList_New(0))) return NULL;
     if (!append_objects(found, kinds, generation)) Py_CLEAR(found);
+    return found;
+}
+
+PyObject *core_referrers(PyObject *module, PyObject *objects) {
+    PyObject *gc, *arguments, *found = NULL;
+
+    (void)module;
+    if (!PyList_Check(objects)) return PyErr_Format(PyExc_TypeError, "what is referred to is given as a list");
+    gc = gc_module();
+    arguments = gc ? PyList_AsTuple(objects) : NULL;
+    if (arguments) found = look_at_all(gc, "get_referrers", arguments);
+    if (found && !(leave_out(found, objects) && leave_out(found, arguments))) Py_CLEAR(found);
+    Py_XDECREF(arguments);
+    Py_XDECREF(gc);
     return found;
 }
 

@@ -86,8 +86,9 @@ PyObject *core_copy(PyObject *module, PyObject *args);
 PyObject *core_digest(PyObject *module, PyObject *object);
 PyObject *core_cuda_digests(PyObject *module, PyObject *args);
 
-/* Function of the module: objects(types, generation). */
+/* Functions of the module: objects(types, generation), referrers(objects), noting(types, found, oldest). */
 PyObject *core_objects(PyObject *module, PyObject *args);
+PyObject *core_referrers(PyObject *module, PyObject *objects);
 PyObject *core_noting(PyObject *module, PyObject *args);
 
 /* Function of the module: look_at_calls(called, began, functions, owners, bases, seen, ran, is_traced). */

@@ -24,8 +24,7 @@ import torch
 from torch import nn
 
 from ortmodule.core import torch_private
-from ortmodule.core.objects.garbage import collect_garbage
-from ortmodule.core.objects.references import has_frozen, referrers
+from ortmodule.core.objects.references import referrers
 from ortmodule.core.snapshot import found_in
 from ortmodule.core.structures.classes import is_made_by_statement
 from ortmodule.guards import code_reader
@@ -160,8 +159,6 @@ def _closures(users: Collection[types.CodeType]) -> list[types.FunctionType]:
     """The functions with this code that were not made by code of these: all that have variables of a closure."""
     made = {part for code in users for part in code_reader.inner(code)}
     codes = [code for code in users if code.co_freevars and code not in made]
-    if codes and has_frozen():  # the look freezes what is garbage, too
-        collect_garbage()
     found = referrers(codes) if codes else []
     return [each for each in found if isinstance(each, types.FunctionType) and each.__code__ in users]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule import ORTModule
+from ortmodule import ORTModule, _core
 from ortmodule.core.objects import references
-from ortmodule.core.objects.references import has_frozen, other_references, referrers
+from ortmodule.core.objects.references import other_references, referrers
 
 
 class Holder:
@@ -71,17 +71,74 @@ def test_without_what_pytorch_tells(monkeypatch):
     assert other_references(tensors) == [0, 1] and view is not None
 
 
-def test_referrers_of_what_is_frozen():
+@pytest.fixture
+def frozen():
+    """The number of objects that this program has frozen."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.parametrize("hold", [lambda value: {0: value}, lambda value: (value, 1), lambda value: [value]])
+def test_referrers_of_what_is_frozen(hold):
     value = [Holder(None)]
-    for holder in ({0: value}, (value, 1), [value]):
+    holder = hold(value)
+    gc.freeze()
+    count = gc.get_freeze_count()
+    try:
+        for _ in range(2):
+            assert any(each is holder for each in referrers([value]))
+            assert abs(gc.get_freeze_count() - count) < 50
+    finally:
+        gc.unfreeze()
+
+
+def test_referrers_are_what_refers():
+    """Neither the list of what is looked for, nor what the look itself makes."""
+    value = [Holder(None)]
+    holder = (value,)
+    for _ in range(2):
+        found = referrers([value])
         gc.freeze()
-        count = gc.get_freeze_count()
-        try:
-            assert has_frozen() and any(each is holder for each in referrers([value]))
-            assert gc.get_freeze_count() > count / 2
-        finally:
-            gc.unfreeze()
-    assert not has_frozen()
+        assert [each for each in found if isinstance(each, (list, tuple))] == [holder]
+    gc.unfreeze()
+    with pytest.raises(TypeError, match="as a list"):
+        referrers((value,))
+
+
+class Circle:
+    def __init__(self):
+        self.own = self
+
+
+def test_what_is_not_frozen_stays_so(frozen):
+    """Circles of references that become garbage later, and those that are garbage at the time of the look."""
+    kept, thrown = Circle(), Circle()
+    weak = [weakref.ref(kept), weakref.ref(thrown)]
+    del thrown
+    for _ in range(3):
+        assert referrers([kept])
+        assert _core.objects((Circle,)) == [kept] or weak[1]() is not None
+    assert gc.is_tracked(kept) and abs(gc.get_freeze_count() - frozen) < 200
+    del kept
+    gc.collect()
+    assert [each() for each in weak] == [None, None]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_of_a_program_that_has_frozen_objects_goes(frozen):
+    """With its graphs, for which such looks were taken."""
+    ours = ORTModule(Keeps(4, 4))
+    for rows in (2, 3):
+        ours(torch.ones(rows, 4, requires_grad=True)).sum().backward()
+    TRACKER.losses.clear()
+    weak = weakref.ref(ours)
+    del ours
+    gc.collect()
+    assert weak() is None
 
 
 def closure():

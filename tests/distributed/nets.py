@@ -60,6 +60,7 @@ def both(make, train, said="", **tolerance):
     `explain` says. ``said``: what warnings may say of it."""
     found = []
     for wrap in (False, True):
+        print("as an ORTModule" if wrap else "by PyTorch alone", flush=True)  # seen where a signal ends this process
         model = ORTModule(make()) if wrap else make()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

@@ -19,7 +19,6 @@ from ortmodule.core import pytree
 from ortmodule.core.errors import ChangesAround, RefusedArgument
 from ortmodule.core.names import USED_ON
 from ortmodule.core.objects.garbage import collect_garbage
-from ortmodule.core.objects.references import has_frozen
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Items, Snapshot
 from ortmodule.core.structures import tokens as pytree_tokens
@@ -120,8 +119,7 @@ def hidden(holders: Holders, mode: TraceMode, others: Iterable[weakref.ref[torch
     mode.let_go()
     if not referred_to(alive()):
         return None
-    # Most circles of references are young. In a program that has frozen objects the look freezes what is left.
-    collect_garbage(2 if has_frozen() else 1)
+    collect_garbage(1)  # most circles of references are young
     left = alive()
     if not is_held(left):  # but by frames, or what is autograd's
         return None

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ortmodule import _core
-from ortmodule.core.objects.references import unfrozen
 
 #: The generations whose objects a collection of the last of them makes old.
 YOUNG = (0, 1) if sys.version_info < (3, 14) else (0,)
@@ -94,7 +93,6 @@ class LiveObjects:
                 self._noted = Noted(self._kinds)
             if gc.get_freeze_count() != self._frozen:
                 # The first time; or the program has frozen objects since, young ones too, which become old unseen.
-                with unfrozen():
-                    self._noted.add(_core.objects(self._kinds))
+                self._noted.add(_core.objects(self._kinds))
                 self._frozen = gc.get_freeze_count()
             return self._noted.all()

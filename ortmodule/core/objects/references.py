@@ -5,41 +5,18 @@ Looking for what refers to an object takes a look at all objects: tens of millis
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from ortmodule import _core
 from ortmodule.core.torch_private import use_count
-
-_INTERPRETERS = 1000  # so many frozen objects are the interpreter's own, which it makes at its start
-
-
-def has_frozen() -> bool:
-    """Has the program frozen objects (`gc.freeze`)? Python's collector does not look at those."""
-    return gc.get_freeze_count() > _INTERPRETERS
-
-
-@contextmanager
-def unfrozen() -> Iterator[None]:
-    """Inside, no object is frozen. In a program that has frozen some, all are afterwards."""
-    frozen = has_frozen()
-    if frozen:
-        gc.unfreeze()
-    try:
-        yield
-    finally:
-        if frozen:
-            gc.freeze()
 
 
 def referrers(objects: list[Any]) -> list[Any]:
     """What refers to ``objects``, this list aside."""
-    with unfrozen():
-        return [each for each in gc.get_referrers(*objects) if each is not objects]
+    return _core.referrers(objects)
 
 
 def _counts(objects: list[Any]) -> list[int]:
