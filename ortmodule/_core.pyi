@@ -369,7 +369,7 @@ def cuda_digests(tensors: _Tensors, found: torch.Tensor, device: int, stream: in
     """The same of contiguous tensors on a GPU: `cuda_digest_parts` int64 for each, into a tensor there."""
 
 def objects(types: tuple[type, ...], generation: int = -1, /) -> list[Any]:
-    """Those that the garbage collector knows, frozen ones too, of these types and subtypes; or the young, 0 or 1, alone."""
+    """Those that the garbage collector knows, frozen ones too, of these types and subtypes; or the young alone."""
 
 def referrers(objects: list[Any], /) -> list[Any]:
     """What the garbage collector knows to refer to one of these, frozen ones (`gc.freeze`) too, this list aside."""
