@@ -2,7 +2,7 @@
 
 python -m tests.distributed.worker <rank> <file to meet in> <folder> <case> ...
 
-Prints a line of JSON for each: its name, and what it returns or the error.
+Prints a line of JSON for each: its name, and what it returns or the error; before it a line that it begins.
 """
 
 import datetime
@@ -28,6 +28,7 @@ def main():
     for name in CASES:
         module, _, function = name.partition(":")
         error = None
+        print("begins", name, flush=True)  # the last such line is of the case in which a process has died
         try:
             found = getattr(importlib.import_module(f"tests.distributed.{module}"), function)(RANK, FOLDER)
         except Exception as raised:
