@@ -199,8 +199,7 @@ def _wrap(model: nn.Module, debug_options: DebugOptions | None = None, config: C
         raise ArgumentTypeError("the module is an ORTModule already")
     if isinstance(model, nn.DataParallel):
         raise ArgumentTypeError(
-            "ORTModule is not compatible with torch.nn.DataParallel: wrap the module itself and use "
-            "DistributedDataParallel"
+            "nn.DataParallel is not supported: wrap the module itself and use DistributedDataParallel"
         )
     if name := _wrapper(model):
         raise ArgumentTypeError(

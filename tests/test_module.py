@@ -260,7 +260,7 @@ def test_what_the_class_of_a_wrapper_makes(kind, x):
     "make, words",
     [
         (lambda: ORTModule(Scaled()), "already"),
-        (lambda: nn.DataParallel(Scaled()), "not compatible with torch.nn.DataParallel: .* DistributedDataParallel"),
+        (lambda: nn.DataParallel(Scaled()), "DistributedDataParallel"),
         (lambda: 3, "not int"),
         (lambda: Scaled, "make an instance"),
         (lambda: torch.jit.script(nn.Linear(2, 2)), "ScriptModule"),

@@ -65,11 +65,11 @@ class DebugOptions:
         config: Any = None,
     ) -> None:
         if not isinstance(log_level, LogLevel):
-            raise ArgumentTypeError(f"Expected log_level of type LogLevel, got {type(log_level)}.")
+            raise ArgumentTypeError(f"log_level is a LogLevel, not {type(log_level).__name__}")
         if not isinstance(onnx_prefix, str):
-            raise ArgumentTypeError(f"onnx_prefix: Expected name prefix of type str, got {type(onnx_prefix)}.")
+            raise ArgumentTypeError(f"onnx_prefix is text, not {type(onnx_prefix).__name__}")
         if save_onnx and not onnx_prefix:
-            raise SettingError("onnx_prefix must be provided when save_onnx is set.")
+            raise SettingError("save_onnx=True needs an onnx_prefix")
         if save_onnx and os.path.basename(onnx_prefix) != onnx_prefix:
             raise SettingError(f"onnx_prefix={onnx_prefix} names a folder: that is what save_path is for")
         if save_onnx:

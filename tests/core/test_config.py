@@ -317,15 +317,15 @@ def test_an_empty_value_is_none(env):
 
 
 def test_debug_options_are_checked(tmp_path):
-    with pytest.raises(TypeError, match="Expected log_level of type LogLevel, got <class 'str'>."):
+    with pytest.raises(TypeError, match="LogLevel, not str"):
         DebugOptions(log_level="INFO")
-    with pytest.raises(ValueError, match="onnx_prefix must be provided when save_onnx is set."):
+    with pytest.raises(ValueError, match="onnx_prefix"):
         DebugOptions(save_onnx=True)
     with pytest.raises(ValueError, match="save_path"):
         DebugOptions(save_onnx=True, onnx_prefix="a/b")
     with pytest.raises(NotADirectoryError, match="no/such"):
         DebugOptions(save_onnx=True, onnx_prefix="a", save_path=str(tmp_path / "no" / "such"))
-    with pytest.raises(TypeError, match="Expected name prefix of type str, got <class 'int'>."):
+    with pytest.raises(TypeError, match="onnx_prefix is text, not int"):
         DebugOptions(save_onnx=True, onnx_prefix=3)
     with pytest.raises(TypeError, match="DebugOptions, not dict"):
         ORTModule(Net(), {})
@@ -377,8 +377,7 @@ def test_save_onnx_path(env, tmp_path):
     ORTModule(Net(), DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(first)))(x())
     assert not saved(first) and saved(second)
     env(SAVE_ONNX_PATH=str(tmp_path / "none"))
-    text = "ORTMODULE_SAVE_ONNX_PATH: Directory .*none is not writable. It is not a folder"
-    with pytest.raises(NotADirectoryError, match=text):
+    with pytest.raises(NotADirectoryError, match="ORTMODULE_SAVE_ONNX_PATH: .*none is not a folder"):
         DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(first))
 
 

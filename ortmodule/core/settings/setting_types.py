@@ -23,9 +23,9 @@ def check_folder(path: str, what: str = "") -> None:
     """Raises OSError unless files can be made in the folder ``path``. ``what``: names it in the error."""
     begin = f"{what}: " if what else ""
     if not os.path.isdir(path):
-        raise NotAFolderError(f"{begin}Directory {path} is not writable. It is not a folder")
+        raise NotAFolderError(f"{begin}{path} is not a folder")
     if not os.access(path, os.W_OK | os.X_OK):
-        raise NotWritableError(f"{begin}Directory {path} is not writable.")
+        raise NotWritableError(f"{begin}the folder {path} cannot be written")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
