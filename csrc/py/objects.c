@@ -93,8 +93,8 @@ static bool append_objects(PyObject *found, PyObject *kinds, int generation) {
     bool ok = true;
 
     if (!gc) return false;
-    all = generation < 0 ? look_at_all(gc, "get_objects", NULL)
-                         : PyObject_CallMethod(gc, "get_objects", "i", generation);
+    all =
+        generation < 0 ? look_at_all(gc, "get_objects", NULL) : PyObject_CallMethod(gc, "get_objects", "i", generation);
     Py_DECREF(gc);
     for (Py_ssize_t i = 0, count = all ? PyList_Size(all) : 0; ok && i < count; i++) {
         PyObject *object = PyList_GetItem(all, i);
