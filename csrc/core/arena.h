@@ -14,7 +14,8 @@ typedef struct arena {
     int64_t fail_after;  /* tests: so many allocations succeed, then all fail; negative: never */
 } arena;
 
-/* `count * size` zeroed bytes aligned to 64, alive until arena_free; NULL with E_NOMEM written into `c`. */
+/* `count * size` zeroed bytes, alive until arena_free; aligned to 64, if they are fewer to 16. NULL with E_NOMEM written into
+ * `c`. */
 void *arena_array(struct ctx *c, size_t count, size_t size);
 /* The list with room for an element behind its `count`: a copy with twice the room, where `*room` is used up. The arena
  * keeps what was outgrown. NULL: as arena_array. */

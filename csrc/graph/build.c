@@ -98,7 +98,7 @@ static uint64_t hash_node(const node *n) {
         } else if (v && v->data) {
             h = mix_bytes(h, v->data, constant_bytes(v));
         } else {
-            h = hash_mix(h, v ? (uint64_t)v->id + 1 : 0);
+            h = hash_mix(h, (uint64_t)(uintptr_t)v);
         }
     }
     for (const attr *a = n->attrs; a && a->name; a++) h = mix_attr(h, a);

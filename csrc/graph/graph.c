@@ -1,4 +1,5 @@
 /* graph.c -- keeps the structure: makes nodes and values, keeps uses true, replaces, removes. */
+#include "core/hash.h"
 #include "core/size.h"
 #include "ops/op.h"
 
@@ -337,8 +338,29 @@ status graph_make_node(graph *g, const op_def *op, const char *name, const attr 
     return OK;
 }
 
+/* The place of an operator in graph.made. */
+static unsigned place_in_made(const char *op) {
+    uint64_t h = 0;
+    for (; *op; op++) h = hash_mix(h, (unsigned char)*op);
+    return (unsigned)h % (8 * sizeof((graph *)0)->made);
+}
+
+static void note_made(graph *g, const op_def *op) {
+    const unsigned place = place_in_made(op->name);
+    const uint64_t bit = UINT64_C(1) << place % 64;
+
+    g->n_made += !(g->made[place / 64] & bit);
+    g->made[place / 64] |= bit;
+}
+
+bool graph_has_made(const graph *g, const char *op) {
+    const unsigned place = place_in_made(op);
+    return g->made[place / 64] >> place % 64 & 1;
+}
+
 void graph_insert_node(graph *g, node *n) {
     n->id = g->n_nodes++;
+    note_made(g, n->op);
     g->tidy = false;
     for (int i = 0; i < n->n_in; i++) add_use(n->in[i], n, i);
     link_node(g, n);
@@ -396,6 +418,32 @@ void graph_remove_dead(graph *g) {
         if (n->mark) mark_list(n->in, n->n_in);
         else unlink_node(g, n);
     }
+}
+
+/* Calls `each` with all values that the graph has, those that are read twice twice. */
+static void each_value(graph *g, void (*each)(graph *g, value *v)) {
+    for (int i = 0; i < g->n_inputs; i++) each(g, g->inputs[i]);
+    for (const node *n = g->first; n; n = n->next) {
+        for (int i = 0; i < n->n_in; i++)
+            if (n->in[i]) each(g, n->in[i]);
+        for (int i = 0; i < n->n_out; i++)
+            if (n->out[i]) each(g, n->out[i]);
+    }
+    for (int i = 0; i < g->n_outputs; i++) each(g, g->outputs[i]);
+    for (int i = 0; i < g->n_input_grads; i++)
+        if (g->input_grads[i]) each(g, g->input_grads[i]);
+    for (const state_write *w = g->writes; w; w = w->next) each(g, w->value);
+}
+
+static void forget_number(graph *g, value *v) { (void)g, v->id = -1; }
+static void give_number(graph *g, value *v) {
+    if (v->id < 0) v->id = g->n_values++;
+}
+
+void graph_renumber(graph *g) {
+    each_value(g, forget_number);
+    g->n_values = 0;
+    each_value(g, give_number);
 }
 
 static void want(value *const *list, int count, int mark) {

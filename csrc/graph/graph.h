@@ -122,6 +122,8 @@ struct graph {
     int n_input_grads;
     int opset; /* of the default domain */
     int n_values, n_nodes;
+    uint64_t made[4]; /* hashes of the operators that nodes were made of, a set (graph_has_made) */
+    int n_made;       /* in it */
     int n_random;     /* keys given to random nodes so far */
     int n_simplified; /* nodes that did not have to get in */
     const known_size
@@ -202,6 +204,9 @@ MUST_USE status graph_emit_op(graph *g, const struct op_def *op, const attr *att
 MUST_USE status graph_replace(graph *g, value *from, value *to);
 /* Removes nodes that nothing needs. */
 void graph_remove_dead(graph *g);
+/* Numbers the values that are left from 0 on, so that a list with a place for each is no longer than it has to be: of ten
+ * nodes that passes make one is left. */
+void graph_renumber(graph *g);
 void graph_set_operand(graph *g, node *n, int index, value *v);
 /* One of the graph's outputs, gradients of inputs or writes, `*at`, becomes `v` (NULL: none). */
 MUST_USE status graph_set_end(graph *g, value **at, value *v);
@@ -210,6 +215,8 @@ void graph_move(graph *g, node *n, node *before);
 /* Sets every node's mark: whether forward computes it, only backward, or neither. */
 enum { PHASE_NONE, PHASE_BACKWARD, PHASE_FORWARD };
 void graph_mark_phases(graph *g);
+/* False where no node of this operator has ever been in the graph. */
+bool graph_has_made(const graph *g, const char *op);
 /* Bytes of all gradients where a run may have them in its arena, or 0. */
 int64_t graph_gradients_in_arena(const graph *g);
 

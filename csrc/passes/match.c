@@ -210,24 +210,80 @@ static status rewrite_at(graph *g, const rule *r, node *n, value *const v[], boo
     return *fired ? graph_replace(g, root, out) : OK;
 }
 
-static status apply_at(graph *g, const rule *rules, node *n, bool *fired) {
+/* Could the graph have what matches `p`? */
+static bool may_match(const graph *g, const pattern *p) {
+    bool any = false;
+
+    switch (p->kind) {
+    case MATCH_VAR:
+    case MATCH_CONST:
+    case MATCH_ANYCONST: return true;
+    case MATCH_EITHER:
+        for (int i = 0; p->in[i] && !any; i++) any = may_match(g, p->in[i]);
+        return any;
+    case MATCH_OP: break;
+    }
+    if (!graph_has_made(g, p->op)) return false;
+    for (int i = 0; p->in[i]; i++)
+        if (!may_match(g, p->in[i])) return false;
+    return true;
+}
+
+/* The rules of a pass that may fire: in most graphs few have all of a pattern's operators. */
+typedef struct candidates {
+    const rule **rules; /* ended by NULL */
+    uint64_t initials;  /* of their roots, a set */
+    int n_made;         /* operators that the graph had when they were chosen */
+} candidates;
+
+static uint64_t initial_of(const char *op) { return UINT64_C(1) << (op[0] & 63); }
+
+static status candidates_new(graph *g, const rule *all, candidates *out) {
+    int count = 0;
+
+    while (all[count].pattern) count++;
+    out->n_made = -1;
+    return NEW(g->scratch, out->rules, count + 1);
+}
+
+static void choose(const graph *g, const rule *all, candidates *x) {
+    int count = 0;
+
+    if (x->n_made == g->n_made) return;
+    x->n_made = g->n_made;
+    x->initials = 0;
+    for (const rule *r = all; r->pattern; r++) {
+        if (!may_match(g, r->pattern)) continue;
+        x->rules[count++] = r;
+        x->initials |= initial_of(r->pattern->op);
+    }
+    x->rules[count] = NULL;
+}
+
+static status apply_at(graph *g, const candidates *x, node *n, bool *fired) {
     value *v[MAX_CAPTURES];
 
     *fired = false;
-    for (const rule *r = rules; r->pattern && !*fired; r++)
-        if (r->pattern->op[0] == n->op->name[0] && match(g, r->pattern, n, v))
-            TRY_AT(g->c, rewrite_at(g, r, n, v, fired), "rewriting %s (%s)", n->op->name, n->name ? n->name : "-");
+    for (const rule *const *r = x->rules; *r && !*fired; r++)
+        if ((*r)->pattern->op[0] == n->op->name[0] && match(g, (*r)->pattern, n, v))
+            TRY_AT(g->c, rewrite_at(g, *r, n, v, fired), "rewriting %s (%s)", n->op->name, n->name ? n->name : "-");
     return OK;
 }
 
 status rules_apply(graph *g, const rule *rules, int *fired) {
+    candidates x;
+
     *fired = 0;
+    TRY(candidates_new(g, rules, &x));
     for (int round = 0, before = -1; round < MAX_ROUNDS && *fired != before; round++) {
         before = *fired;
-        for (node *n = g->first; n; n = n->next) {
+        choose(g, rules, &x);
+        for (node *n = g->first; n && x.rules[0]; n = n->next) {
             bool here = false;
-            if (node_is_read(n)) TRY(apply_at(g, rules, n, &here));
+            if (!(x.initials & initial_of(n->op->name)) || !node_is_read(n)) continue;
+            TRY(apply_at(g, &x, n, &here));
             *fired += here;
+            choose(g, rules, &x);
         }
         graph_remove_dead(g);
     }

@@ -26,6 +26,8 @@ typedef struct group {
     int count;
     const value *operands[FUSED_OPERANDS]; /* what members read of others */
     int n_operands;
+    bool seen[FUSED_STEPS]; /* while it grows: a node outside needs what the member computes */
+    int n_seen;
     node *folds[FUSED_FOLDS];
     int n_folds;
     unsigned axes; /* of the folds */
@@ -48,11 +50,11 @@ static bool may_join(const group *gr, const node *n) {
 
 /* --- operands and results ----------------------------------------------------------------------------------------- */
 
-static bool makes(const group *gr, const value *v) {
-    for (int i = 0; i < gr->count; i++)
-        if (gr->members[i]->out[0] == v) return true;
-    return false;
-}
+static bool is_member(const group *gr, const node *n) { return convex_has(gr->members, gr->count, n); }
+static bool is_fold(const group *gr, const node *n) { return convex_has(gr->folds, gr->n_folds, n); }
+
+/* (A member has one result.) */
+static bool makes(const group *gr, const value *v) { return v && v->def && is_member(gr, v->def); }
 
 static bool reads(const group *gr, const value *v) {
     for (int i = 0; i < gr->n_operands; i++)
@@ -60,21 +62,31 @@ static bool reads(const group *gr, const value *v) {
     return false;
 }
 
-/* Lists the operands; false when they are too many. */
-static bool list_operands(group *gr) {
-    gr->n_operands = 0;
-    for (int i = 0; i < gr->count; i++)
-        for (int j = 0; j < gr->members[i]->n_in; j++) {
-            const value *v = gr->members[i]->in[j];
-            if (makes(gr, v) || reads(gr, v)) continue;
-            if (gr->n_operands == FUSED_OPERANDS) return false;
-            gr->operands[gr->n_operands++] = v;
-        }
+/* Lists what a member reads of others; false when they are too many. */
+static bool list_operands_of(group *gr, const node *member) {
+    for (int j = 0; j < member->n_in; j++) {
+        const value *v = member->in[j];
+        if (makes(gr, v) || reads(gr, v)) continue;
+        if (gr->n_operands == FUSED_OPERANDS) return false;
+        gr->operands[gr->n_operands++] = v;
+    }
     return true;
 }
 
-static bool is_member(const group *gr, const node *n) { return convex_has(gr->members, gr->count, n); }
-static bool is_fold(const group *gr, const node *n) { return convex_has(gr->folds, gr->n_folds, n); }
+static bool list_operands(group *gr) {
+    gr->n_operands = 0;
+    for (int i = 0; i < gr->count; i++)
+        if (!list_operands_of(gr, gr->members[i])) return false;
+    return true;
+}
+
+/* The last member's result was an operand if one before it read that. */
+static void unlist_operand(group *gr, const value *v) {
+    int kept = 0;
+    for (int i = 0; i < gr->n_operands; i++)
+        if (gr->operands[i] != v) gr->operands[kept++] = gr->operands[i];
+    gr->n_operands = kept;
+}
 
 /* A node outside the group needs what the member computes. */
 static bool is_result(const group *gr, const node *member) {
@@ -108,17 +120,35 @@ static bool shares_operand(const group *gr, const node *n) {
     return false;
 }
 
+static void look_at(group *gr, int member) {
+    gr->n_seen -= gr->seen[member];
+    gr->seen[member] = is_result(gr, gr->members[member]);
+    gr->n_seen += gr->seen[member];
+}
+
+/* Those whose results the last member reads may have no other reader. */
+static void look_again(group *gr) {
+    const node *n = gr->members[gr->count - 1];
+
+    gr->seen[gr->count - 1] = false;
+    look_at(gr, gr->count - 1);
+    for (int i = 0; i < gr->count - 1; i++)
+        for (int j = 0; j < n->n_in && gr->seen[i]; j++)
+            if (n->in[j] == gr->members[i]->out[0]) look_at(gr, i);
+}
+
 /* Takes `n` in if the group stays small enough and convex. */
 static bool join(fuser *f, group *gr, node *n, const node *first, const node *last) {
-    int results[FUSED_STEPS];
+    const group before = *gr;
 
     if (gr->count == FUSED_STEPS) return false;
     gr->members[gr->count++] = n;
-    if (list_operands(gr) && list_results(gr, results) <= FUSED_RESULTS &&
-        convex_holds(&f->around, gr->members, gr->count, first, last))
-        return true;
-    gr->count--;
-    list_operands(gr);
+    unlist_operand(gr, n->out[0]);
+    if (list_operands_of(gr, n)) {
+        look_again(gr);
+        if (gr->n_seen <= FUSED_RESULTS && convex_holds(&f->around, gr->members, gr->count, first, last)) return true;
+    }
+    *gr = before;
     return false;
 }
 
@@ -262,6 +292,7 @@ static status fuse_from(fuser *f, node *seed) {
     node *last = seed;
 
     if (seed->n_out != 1 || !fused_holds(seed) || !list_operands(&gr)) return OK;
+    look_at(&gr, 0);
     for (int i = 0; i < SWEEPS && sweep(f, &gr, seed, &last); i++);
     convex_sort(gr.members, gr.count, seed);
     take_folds(f, &gr);

@@ -56,11 +56,13 @@ static status make(ctx *c, const graph *model, const input_spec *inputs, const c
         graph_remove_dead(g);
         VERIFY(g, "after the gradient");
         TRY(passes_run_noting(g, AFTER_GRADIENT, o->disabled_passes, fired, &made));
+        graph_renumber(g);
         TRY(recompute(g, &o->again, &again));
         VERIFY(g, "after recomputation");
     }
     TRY(passes_run_noting(g, LAST, o->disabled_passes, fired, &made));
     TRY(passes_run(g, WHILE_EMITTED, o->disabled_passes, fired));
+    if (!g->pending) graph_renumber(g);
     TRY(plan_make(g, o->cuda, out));
     memcpy((*out)->fired, fired, sizeof fired);
     (*out)->again = again;

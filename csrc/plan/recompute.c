@@ -2,6 +2,7 @@
 #include "plan/recompute.h"
 
 #include "core/hash.h"
+#include "core/size.h"
 #include "plan/cost.h"
 #include "plan/recompute_clusters.h"
 
@@ -414,12 +415,24 @@ static status run(planner *pl, const recompute_request *r, recompute_result *out
     return pl->choice.count || pl->choice.n_offloaded ? rewrite(pl) : OK;
 }
 
+/* The search takes as long as the graph has steps, some of them many times. In a long loop over short values it would take as
+ * long as all of planning, for a part of few bytes. */
+enum { FEW_STEPS = 2048, SHORT_VALUE = 16 << 10 };
+
+static bool is_worth_a_search(const graph *g) {
+    int64_t bytes = 0, steps = 0;
+
+    for (const node *n = g->first; n; n = n->next, steps++)
+        for (int i = 0; i < n->n_out; i++) bytes = size_add(bytes, value_bytes(n->out[i]));
+    return steps <= FEW_STEPS || bytes / steps >= SHORT_VALUE;
+}
+
 status recompute(graph *g, const recompute_request *r, recompute_result *out) {
     planner pl = {.g = g};
     recompute_request own = *r;
     ctx scratch;
 
-    if (g->as_written && own.goal == RECOMPUTE_CHEAP) own.goal = RECOMPUTE_NOTHING;
+    if (own.goal == RECOMPUTE_CHEAP && (g->as_written || !is_worth_a_search(g))) own.goal = RECOMPUTE_NOTHING;
     *out = (recompute_result){0};
     if (!g->input_grads || (own.goal == RECOMPUTE_NOTHING && !own.list && !own.n_wishes)) return OK;
     ctx_scratch_begin(g->c, &scratch);

@@ -149,6 +149,44 @@ TEST(dead_nodes_are_removed_after_every_kind_of_change) {
     ctx_release(&c);
 }
 
+/* Inputs, constants, results and what is only written or given back have numbers of their own, without gaps; an equal node
+ * is found as before. */
+TEST(values_are_numbered_anew) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *counter = make_input(g, "counter", F32, SCALAR), *y;
+
+    for (int i = 0; i < 10; i++) NODE(g, "Mul", x, number(g, F32, i + 2));
+    y = NODE(g, "Add", x, number(g, F32, 2));
+    make_output(g, NODE(g, "Exp", y));
+    make_output(g, x);
+    CHECK_OK(&c, graph_add_write(g, counter, number(g, F32, 3)));
+    graph_remove_dead(g);
+    CHECK(g->n_values > 20);
+    graph_renumber(g);
+    CHECK(g->n_values == 6 && x->id == 0 && counter->id == 1);
+    CHECK_OK(&c, graph_verify(g));
+    CHECK(NODE(g, "Add", x, number(g, F32, 2)) == y);
+    CHECK(NODE(g, "Tanh", y)->id < g->n_values);
+    CHECK_OK(&c, graph_verify(g));
+    ctx_release(&c);
+}
+
+TEST(operators_that_were_in_a_graph_are_known) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+
+    CHECK(!graph_has_made(g, "Exp"));
+    make_output(g, NODE(g, "Exp", INPUT(g, "x", F32, 2)));
+    CHECK(graph_has_made(g, "Exp") && !graph_has_made(g, "Sqrt"));
+    CHECK(g->n_made == 1);
+    NODE(g, "Exp", g->inputs[0]);
+    CHECK(g->n_made == 1);
+    ctx_release(&c);
+}
+
 TEST(a_graph_as_it_is_written) {
     ctx c;
     ctx_init(&c);

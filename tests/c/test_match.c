@@ -151,6 +151,23 @@ TEST(rules_replace_in_place_and_in_name) {
                       "output %3\n") == 2);
 }
 
+/* What a rule makes may be the first of its operator, and others wait for it. */
+TEST(a_rule_fires_on_what_another_made) {
+    const rule rules[] = {{OP("Exp", OP("Relu", VAR(X))), to_relu}, {OP("Neg", VAR(X)), to_relu}, {0}};
+    int fired;
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+
+    make_output(g, NODE(g, "Exp", NODE(g, "Neg", INPUT(g, "x", F32, 3))));
+    CHECK_OK(&c, rules_apply(g, rules, &fired));
+    CHECK(fired == 2);
+    CHECK_TEXT(g, "input %0 x float32[3] grad\n"
+                  "%1 = Relu(%0 x) float32[3]\n"
+                  "output %1\n");
+    ctx_release(&c);
+}
+
 TEST(rules_may_decline) {
     static const char unchanged[] = "input %0 x float32[3] grad\n"
                                     "%1 = Neg(%0 x) float32[3]  ; /neg\n"

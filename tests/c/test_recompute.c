@@ -303,3 +303,32 @@ TEST(a_node_of_forward_stands_in_backward_too) {
     for (const node *n = g->first; n; n = n->next) CHECK(!n->again || n->backward);
     ctx_release(&c);
 }
+
+/* `count` steps over values of `elements` numbers, and backward, which reads them; what is made again unasked. */
+static recompute_result of_a_loop(int count, int elements) {
+    recompute_result r;
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, elements), **y, *dy;
+
+    must(&c, NEW(&c, y, count));
+    for (int i = 0; i < count; i++) y[i] = NODE(g, i % 2 ? "Exp" : "Sigmoid", i ? y[i - 1] : x);
+    make_output(g, NODE_WITH(g, "ReduceSum", NODE_ATTRS(INT("keepdims", 0)), y[count - 1]));
+    must(&c, graph_add_input(g, NULL, F32, &x->shape, &dy));
+    g->in_backward = true;
+    for (int i = count - 1; i >= 0; i--) dy = NODE(g, "Mul", dy, y[i]);
+    g->in_backward = false;
+    make_gradient(g, 0, dy);
+    must(&c, recompute(g, &(recompute_request){.goal = RECOMPUTE_CHEAP}, &r));
+    ctx_release(&c);
+    return r;
+}
+
+TEST(long_loops_over_short_values_are_not_searched) {
+    enum { LONG = 1500, SHORT = 100, FEW = 64, MANY = 8192 };
+
+    CHECK(of_a_loop(LONG, FEW).before == 0);
+    CHECK(of_a_loop(SHORT, FEW).before > 0);
+    CHECK(of_a_loop(LONG, MANY).before > 0);
+}

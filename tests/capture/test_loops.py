@@ -3,11 +3,17 @@
 import copy
 import itertools
 
+import numpy
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, numpy_helper
 from torch import nn
 
 from ortmodule import ORTModule, explain
+from ortmodule.capture.loops.sequence import Literal
+from ortmodule.capture.loops.steps import Affine
+from ortmodule.capture.loops.writer import Writer
 from tests.selection import each
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -315,3 +321,37 @@ def test_attributes_are_guarded_as_in_other_graphs():
             x = torch.randn(3, n, WIDTH, dtype=torch.float64)
             torch.testing.assert_close(ours(x), eager(x))
     assert explain(ours).exports == 2
+
+
+# --- the bytes of a graph ---------------------------------------------------------------------------------------------
+
+LITERALS = [
+    Literal(TensorProto.INT64, numpy.array(37)),  # "%" in the bytes of what is written
+    Literal(TensorProto.INT64, numpy.array([0x25303564])),
+    Literal(TensorProto.FLOAT, numpy.array([1.5, -0.0, numpy.nan], numpy.float32)),
+    Literal(TensorProto.DOUBLE, numpy.zeros((2, 3))),
+    Literal(TensorProto.FLOAT, numpy.zeros(0, numpy.float32)),
+    Literal(TensorProto.BOOL, numpy.ones(300, numpy.bool_)),
+    Literal(TensorProto.INT64, numpy.array([36])),
+]
+
+
+def test_constants_of_a_written_graph():
+    """Each is there once, under the name that was given for it, with its bytes."""
+    writer = Writer(5)
+    names = [writer.constant(each) for each in LITERALS]
+    assert names == [writer.constant(each) for each in LITERALS] and len(set(names)) == len(LITERALS)
+    nodes = writer.finished(onnx.ModelProto()).graph.node
+    assert [node.op_type for node in nodes] == ["Constant"] * len(LITERALS)
+    assert [list(node.output) for node in nodes] == [[name] for name in names] == [[node.name] for node in nodes]
+    for node, literal in zip(nodes, LITERALS, strict=True):
+        (attribute,) = node.attribute
+        value = numpy_helper.to_array(onnx.helper.get_attribute_value(attribute))
+        assert (value.dtype, value.shape) == (literal.value.dtype, literal.value.shape)
+        assert value.tobytes() == literal.value.tobytes()
+
+
+def test_numbers_of_many_steps():
+    for number in (Affine(3, 2, -1), Affine(-4, -3), Affine(7), Affine(0, 1, 2)):
+        for numbers in (range(0, 9), range(2, 3), range(5, 5), range(9, 0, -2)):
+            assert list(number.of(numbers, 11)) == [number.at(i, 11) for i in numbers]

@@ -63,9 +63,8 @@ def test_what_counts(nodes, initializers):
     assert not alike(first, sequence(model(*nodes, initializers=initializers or [constant("c", 1, 2)]), []))
 
 
-def test_constants_come_back():
+def test_constants_are_alike_to_the_bit():
     literal = Literal(TensorProto.FLOAT, numpy.array([1.5, -0.0], numpy.float32))
-    assert numpy_helper.to_array(literal.proto()).tobytes() == literal.value.tobytes()
     assert literal.same(Literal(TensorProto.FLOAT, literal.value.copy()))
     assert not literal.same(Literal(TensorProto.FLOAT, numpy.array([1.5, 0.0], numpy.float32)))
 

@@ -45,9 +45,6 @@ class Literal:
             and self.value.tobytes() == other.value.tobytes()
         )
 
-    def proto(self) -> onnx.TensorProto:
-        return onnx.TensorProto(data_type=self.kind, dims=self.value.shape, raw_data=self.value.tobytes())
-
 
 Operand = Ref | Literal | str  # str: an input of the graph, or "" for none
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy
@@ -19,6 +20,12 @@ class Affine:
 
     def at(self, i: int, n: int) -> int:
         return i * self.step + n * self.length + self.start
+
+    def of(self, numbers: range, n: int) -> Sequence[int]:
+        """Of all steps of a range."""
+        count, first = len(numbers), self.at(numbers.start, n)
+        apart = self.step * numbers.step
+        return range(first, first + apart * count, apart) if apart else [first] * count
 
 
 @dataclass(frozen=True)

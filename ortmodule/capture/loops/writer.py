@@ -6,6 +6,7 @@ As bytes: a message of protobuf for each of thousands of nodes would take longer
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import onnx
 
@@ -95,6 +96,21 @@ def _escaped(text: bytes) -> bytes:
     return text.replace(b"%", b"%%")
 
 
+@lru_cache(maxsize=256)
+def _constant_node(kind: int, shape: tuple[int, ...], size: int) -> tuple[bytes, bytes]:
+    """The bytes of a Constant node before its elements, which are ``size`` bytes, with places for its number, and those
+    behind them."""
+    name = "constant@00000"
+    value = onnx.TensorProto(data_type=kind, dims=shape, raw_data=bytes(size))
+    node = onnx.NodeProto(op_type="Constant", output=[name], name=name)
+    node.attribute.append(onnx.helper.make_attribute("value", value))
+    behind = onnx.AttributeProto(type=onnx.AttributeProto.TENSOR).SerializeToString()
+    text = _field(_NODE_IN_GRAPH, node.SerializeToString())
+    before = text.removesuffix(bytes(size) + behind)
+    assert len(before) == len(text) - size - len(behind), "fields come in the order of their numbers"
+    return _escaped(before).replace(name.encode(), b"constant@%05d"), behind
+
+
 class Writer:
     """The bytes of one graph."""
 
@@ -108,13 +124,13 @@ class Writer:
         self._results: list[str] = []
 
     def constant_number(self, literal: Literal) -> int:
-        key = (literal.kind, literal.value.shape, literal.value.tobytes())
+        elements = literal.value.tobytes()
+        key = (literal.kind, literal.value.shape, elements)
         number = self._constants.get(key)
         if number is None:
             number = self._constants[key] = len(self._constants)
-            node = onnx.NodeProto(op_type="Constant", output=[f"constant@{number:05d}"], name=f"constant@{number:05d}")
-            node.attribute.append(onnx.helper.make_attribute("value", literal.proto()))
-            self._constant_nodes.append(_field(_NODE_IN_GRAPH, node.SerializeToString()))
+            before, behind = _constant_node(literal.kind, literal.value.shape, len(elements))
+            self._constant_nodes.append(before % (number, number) + elements + behind)
         return number
 
     def constant(self, literal: Literal) -> str:
@@ -126,7 +142,7 @@ class Writer:
         columns: list[Sequence[int]] = []
         for each in fast.numbers:
             if isinstance(each, Affine):
-                columns.append([each.at(i, n) for i in numbers])
+                columns.append(each.of(numbers, n))
             elif isinstance(each, Literal):
                 columns.append([self.constant_number(each)] * len(numbers))
             else:
