@@ -115,6 +115,7 @@ class Model:
         offload: str | None = None,
         joint_from: int = 0,
         layers: int = 0,
+        costs: tuple[float, float, float] = ...,
     ) -> Plan:
         """A plan for these types and shapes, with ``any_size`` also of more memory than there is; -1 is the CPU."""
 
@@ -165,8 +166,11 @@ class Plan:
     def recomputed(self) -> tuple[int, float]:
         """How many values backward computes again, and by which share that adds to a step's work, estimated."""
     @property
+    def order(self) -> str:
+        """Which of `orders` its instructions have: as written, where no other takes less."""
+    @property
     def orders(self) -> dict[str, int]:
-        """{order: the most bytes that values need at one time}: as written, which it has, and in other orders."""
+        """{order: the most bytes that values need at one time}: as written, and in other orders."""
     @property
     def work(self) -> tuple[float, float, float, float, float]:
         """(of products, of those in 16 bits, of other kernels, bytes, bytes moved elsewhere), all estimated"""

@@ -148,7 +148,7 @@ class PredictedStep:
         """Made anew. ``memory``: a goal other than the model's. ``shapes``, ``inputs``: other than the sample's."""
         if memory is not None:
             known = self.graph.session.memory
-            memory = memory._replace(beside=known.beside, joint_from=known.joint_from)
+            memory = memory._replace(beside=known.beside, joint_from=known.joint_from, costs=known.costs)
         with _refusing():
             return self.graph.sketch(shapes or self.call.shapes, inputs or (lambda: self.call.inputs), memory)
 

@@ -392,7 +392,7 @@ def test_large_results_do_not_make_a_budget_dear():
     assert least.total <= peak.total <= goal.budget < kept.total
     assert 0 < peak.extra_work < least.extra_work / 4
     assert step.plan(goal).compiles <= 4
-    assert step.peak(MemoryGoal(0, least.total)).total == least.total
+    assert step.peak(MemoryGoal(0, least.total)).total <= least.total
 
 
 def test_the_command_line(tmp_path, monkeypatch, capsys):

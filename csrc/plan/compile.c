@@ -78,20 +78,32 @@ static void start_anew(ctx *c) {
     c->mem.fail_after = fail_after;
 }
 
-/* What is made again is not fused as it was before, and may so take more memory than it frees: then nothing is. */
+/* What is made again is not fused as it was before, and may so take more memory than it frees: what was estimated to take
+ * the least is compared, as a plan, with what levels below it choose, and the smallest is taken. */
 static status make_smaller(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
-    compile_options stored = *o;
+    const recompute_goal goals[] = {RECOMPUTE_CHEAP, RECOMPUTE_LAYERS, o->again.goal};
+    const int n = sizeof goals / sizeof *goals, without_layers = o->again.goal != RECOMPUTE_TO;
+    compile_options to = *o;
+    int64_t least = INT64_MAX;
+    int best = 0, compiles = 0;
 
-    stored.again.goal = RECOMPUTE_CHEAP;
-    TRY(make(c, model, inputs, &stored, out));
-    const int64_t bytes = plan_beside_gradients(*out);
-    start_anew(c);
-    TRY(make(c, model, inputs, o, out));
-    (*out)->compiles = 2;
-    if (plan_beside_gradients(*out) <= bytes) return OK;
-    start_anew(c);
-    TRY(make(c, model, inputs, &stored, out));
-    (*out)->compiles = 3;
+    for (int i = 0; i < n; i++) {
+        if (i == 1 && without_layers) continue;
+        if (compiles++ > 0) start_anew(c);
+        to.again.goal = goals[i];
+        TRY(make(c, model, inputs, &to, out));
+        const int64_t bytes = plan_beside_gradients(*out);
+        if (bytes > least) continue;
+        least = bytes;
+        best = i;
+    }
+    if (best < n - 1) {
+        start_anew(c);
+        to.again.goal = goals[best];
+        TRY(make(c, model, inputs, &to, out));
+        compiles++;
+    }
+    (*out)->compiles = compiles;
     return OK;
 }
 
@@ -146,17 +158,20 @@ status compile_within(ctx *c, const graph *model, const input_spec *inputs, cons
         else again->target -= bytes - budget + (*out)->again.before / A_LITTLE;
         if (i == TRIES - 1) again->target = 0;
     }
-    /* What is made again is not fused as it was before: where that takes more, nearly nothing is. */
-    const int compiles = (*out)->compiles + 1;
-    start_anew(c);
-    again->goal = RECOMPUTE_CHEAP;
-    TRY(make(c, model, inputs, &to, out));
-    (*out)->compiles = compiles;
-    bytes = step_bytes(*out);
-    if (bytes <= budget) return o->any_size ? OK : plan_check_limit(c, *out);
-    if (bytes < least) {
-        least = bytes;
-        TRY(plan_largest(c, *out, largest, sizeof largest));
+    /* What is made again is not fused as it was before: where that takes more, nearly nothing is, or layers as a whole. */
+    static const recompute_goal others[] = {RECOMPUTE_CHEAP, RECOMPUTE_LAYERS};
+    for (size_t k = 0; k < sizeof others / sizeof *others; k++) {
+        const int compiles = (*out)->compiles + 1;
+        start_anew(c);
+        again->goal = others[k];
+        TRY(make(c, model, inputs, &to, out));
+        (*out)->compiles = compiles;
+        bytes = step_bytes(*out);
+        if (bytes <= budget) return o->any_size ? OK : plan_check_limit(c, *out);
+        if (bytes < least) {
+            least = bytes;
+            TRY(plan_largest(c, *out, largest, sizeof largest));
+        }
     }
     return fail(c, E_NOMEM,
                 "a step needs %" PRId64

@@ -8,6 +8,10 @@
 /* Additions and multiplications in the time that one byte takes, of a CPU with AVX-512 and of a GPU with tensor cores. */
 static const double BALANCE = 16, BALANCE_OF_GPUS = 150;
 
+cost_rates cost_rates_usual(bool cuda) {
+    return (cost_rates){.narrow = 1, .others = SLOWER_KERNELS, .byte = cuda ? BALANCE_OF_GPUS : BALANCE};
+}
+
 /* What each way to a file, or over the bus, begins with takes as long as so many bytes. */
 static const double TO_BEGIN = 1 << 18;
 
@@ -35,7 +39,7 @@ static status add_products(ctx *c, const node *n, double *sum) {
     return OK;
 }
 
-status work_of_node(ctx *c, const node *n, work *sum) {
+status work_of_node(ctx *c, const node *n, work_sum *sum) {
     const bool moves = strcmp(n->op->name, "Offload") == 0 || strcmp(n->op->name, "Reload") == 0;
     double *bytes = moves ? &sum->moved : &sum->bytes;
     const bool narrow = n->n_in > 0 && n->in[0] && dtype_size(n->in[0]->type) < dtype_size(F32);
@@ -48,16 +52,14 @@ status work_of_node(ctx *c, const node *n, work *sum) {
     return OK;
 }
 
-status cost_of_node(ctx *c, const node *n, bool cuda, double *out) {
-    work w = {0};
+status cost_of_node(ctx *c, const node *n, const cost_rates *r, double *out) {
+    work_sum w = {0};
 
     TRY(work_of_node(c, n, &w));
-    *out = w.products[0] + w.products[1] + SLOWER_KERNELS * w.others +
-           (cuda ? BALANCE_OF_GPUS : BALANCE) * (w.bytes + w.moved);
+    *out = w.products[0] + r->narrow * w.products[1] + r->others * w.others + r->byte * (w.bytes + w.moved);
     return OK;
 }
 
-double cost_of_moving(int64_t bytes, bool cuda) {
-    const double each = cuda ? BALANCE_OF_GPUS * SLOWER_BUSES : BALANCE * SLOWER_FILES;
-    return 2 * (each * (double)bytes + (cuda ? BALANCE_OF_GPUS : BALANCE) * TO_BEGIN);
+double cost_of_moving(int64_t bytes, const cost_rates *r, bool cuda) {
+    return 2 * r->byte * ((cuda ? SLOWER_BUSES : SLOWER_FILES) * (double)bytes + TO_BEGIN);
 }

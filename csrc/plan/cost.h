@@ -10,21 +10,30 @@
 enum { SLOWER_KERNELS = 2, SLOWER_FILES = 8, SLOWER_BUSES = 60 };
 
 /* What nodes do, added up. */
-typedef struct work {
+typedef struct work_sum {
     double products[2]; /* multiplications and additions of matrix products: of wide types, and of types of 16 bits */
     double others;      /* those of other kernels: convolutions, attention, recurrent layers */
     double bytes;       /* that are read or written */
     double moved;       /* bytes that go to other memory, or come from there */
-} work;
+} work_sum;
 
 /* Adds what the node does. Every type and shape is known. */
-MUST_USE status work_of_node(ctx *c, const node *n, work *sum);
+MUST_USE status work_of_node(ctx *c, const node *n, work_sum *sum);
 
-/* Multiplications and additions of its products, and for each byte that it reads or writes as many as a processor does in
- * the time that the byte takes; `cuda`: on a GPU. Comparable within one plan only. Every type and shape is known. */
-MUST_USE status cost_of_node(ctx *c, const node *n, bool cuda, double *out);
+/* How long each takes beside a multiplication or addition of a product of wide types. */
+typedef struct cost_rates {
+    double narrow; /* one of a product of types of 16 bits */
+    double others; /* one of another kernel */
+    double byte;   /* that is read or written */
+} cost_rates;
 
-/* The same of `bytes` bytes that go to a file, or from a GPU to memory of the host, and come back. */
-double cost_of_moving(int64_t bytes, bool cuda);
+/* Of a processor that was not measured; `cuda`: of a GPU. */
+cost_rates cost_rates_usual(bool cuda);
+
+/* What it does, in multiplications of a product: comparable within one plan only. Every type and shape is known. */
+MUST_USE status cost_of_node(ctx *c, const node *n, const cost_rates *r, double *out);
+
+/* The same of `bytes` bytes that go to a file, or from a GPU (`cuda`) to memory of the host, and come back. */
+double cost_of_moving(int64_t bytes, const cost_rates *r, bool cuda);
 
 #endif

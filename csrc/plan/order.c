@@ -1,7 +1,9 @@
-/* order.c -- says which nodes run before forward returns, and what memory other orders of a plan would need. */
+/* order.c -- says which nodes run before forward returns, and looks for an order of them that needs less memory. */
 #include "passes/convex.h"
 #include "plan/order_rules.h"
 #include "plan/plan.h"
+
+#include <string.h>
 
 status order_make(graph *g, const layout *where, run_order *out) {
     int total = 0;
@@ -25,6 +27,7 @@ typedef struct maker {
     const graph *g;
     const layout *where;
     const run_order *order;
+    bool cuda;
     int64_t *bytes;
     bool *to_end;
     int *stamp; /* [value] one more than the last step that has it as an operand */
@@ -71,19 +74,30 @@ static status make_step(const maker *m, int t, order_step *out) {
         in[out->n_in++] = root->id;
     }
     for (int i = 0; i < n->n_out; i++) results[i] = n->out[i]->id;
-    out->work = n->op->workspace ? (int64_t)n->op->workspace(n) : 0;
+    size_t (*workspace)(const node *n) = m->cuda ? n->op->cuda_workspace : n->op->workspace;
+    out->work = workspace ? (int64_t)workspace(n) : 0;
     out->in_place = (n->op->flags & (INPLACE_0 | INPLACE_1)) != 0;
     return OK;
 }
 
-/* Nothing moves from forward to backward, and nothing past what others see. */
+/* Others see when it runs, or it waits for a copy that was begun before. */
+static bool has_its_place(const node *n) {
+    static const char *const copies[] = {"Offload", "OffloadEnd", "Reload", "ReloadEnd"};
+    bool is_copy = false;
+
+    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
+        is_copy = is_copy || strcmp(n->op->name, copies[i]) == 0;
+    return is_copy || node_is_seen(n);
+}
+
+/* Nothing moves from forward to backward, and nothing past what has its place. */
 static status make_ranges(const maker *m, order_problem *p) {
     int *at, count = 0;
 
     TRY(NEW(m->c, at, 2 * m->order->count + 2));
     for (int t = 0; t <= m->order->count; t++) {
-        const bool seen = t < m->order->count && node_is_seen(m->order->at[t]);
-        const bool behind = t > 0 && node_is_seen(m->order->at[t - 1]);
+        const bool seen = t < m->order->count && has_its_place(m->order->at[t]);
+        const bool behind = t > 0 && has_its_place(m->order->at[t - 1]);
         if (t == 0 || t == m->order->count || t == m->order->n_forward || seen || behind) at[count++] = t;
     }
     p->ranges = at;
@@ -104,21 +118,38 @@ static status make_problem(maker *m, order_problem *out) {
 
 /* --- the comparison --------------------------------------------------------------------------------------------------- */
 
-status plan_orders(ctx *c, const plan *p, int64_t bytes[ORDER_RULES]) {
-    run_order written = {.count = p->n_code, .n_forward = p->n_forward};
-    maker m = {.c = c, .g = p->g, .where = p->where, .order = &written};
+/* An order is worth a plan of its own where it saves one of so many parts. */
+enum { WORTH = 32 };
+
+bool order_is_worth(int64_t bytes, int64_t than) { return bytes < than - than / WORTH; }
+
+static status compare(ctx *c, const graph *g, const layout *where, bool cuda, const run_order *written,
+                      order_choice *out) {
+    maker m = {.c = c, .g = g, .where = where, .order = written, .cuda = cuda};
     order_problem problem;
     order_facts f;
     int *order;
 
-    TRY(NEW(c, written.at, written.count));
-    for (int t = 0; t < written.count; t++) written.at[t] = p->code[t].node;
     TRY(make_problem(&m, &problem));
     TRY(order_facts_new(c, &problem, &f));
     TRY(NEW(c, order, problem.n_steps));
+    out->rule = AS_WRITTEN;
     for (order_rule by = AS_WRITTEN; by < ORDER_RULES; by++) {
         TRY(order_by(c, &f, by, order));
-        TRY(order_peak(c, &problem, order, &bytes[by]));
+        TRY(order_peak(c, &problem, order, &out->bytes[by]));
+        if (out->bytes[by] >= out->bytes[out->rule] || !order_is_worth(out->bytes[by], out->bytes[AS_WRITTEN]))
+            continue;
+        out->rule = by;
+        for (int t = 0; t < written->count; t++) out->order.at[t] = written->at[order[t]];
     }
     return OK;
+}
+
+status order_choose(const graph *g, const layout *where, bool cuda, const run_order *written, order_choice *out) {
+    ctx scratch;
+
+    *out = (order_choice){.order = *written};
+    TRY(NEW(g->c, out->order.at, written->count));
+    ctx_scratch_begin(g->c, &scratch);
+    return ctx_scratch_end(g->c, &scratch, compare(&scratch, g, where, cuda, written, out));
 }

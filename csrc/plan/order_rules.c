@@ -32,35 +32,34 @@ status order_facts_new(ctx *c, const order_problem *p, order_facts *out) {
 
 /* --- from the beginning on -------------------------------------------------------------------------------------------- */
 
+/* What is known of a step changes with what has run, by as much as has changed: a step of many operands is not looked at
+ * again for each that runs before it. */
 typedef struct walk {
     const order_facts *f;
     order_rule rule;
-    bool *ran;    /* [step] */
-    int *waits;   /* [step] for so many operands; backwards: for so many readers */
-    int *left;    /* [value] readers that have not run; one more of what is there to the end */
-    int *made_at; /* [value] after so many steps */
-    bool *there;  /* [value] backwards: something that runs later needs it */
-    int count;    /* steps so far */
+    bool *ran;       /* [step] */
+    int *waits;      /* [step] for so many operands; backwards: for so many readers */
+    int64_t *growth; /* [step] bytes that are there behind it beyond those before it; backwards the other way round */
+    int *newest;     /* [step] when the last of its operands was made: after so many steps */
+    int *left;       /* [value] readers that have not run; one more of what is there to the end */
+    bool *there;     /* [value] backwards: something that runs later needs it */
+    int count;       /* steps so far */
 } walk;
 
-static int64_t growth(const walk *w, const order_step *s) {
-    const int64_t *bytes = w->f->p->bytes;
-    int64_t sum = 0;
-
-    for (int i = 0; i < s->n_out; i++) sum += bytes[s->out[i]];
-    for (int i = 0; i < s->n_in; i++) sum -= w->left[s->in[i]] == 1 ? bytes[s->in[i]] : 0;
-    return sum;
+/* The step with the smallest is next, and of equal ones the first. */
+static int64_t key_of(const walk *w, int t) {
+    switch (w->rule) {
+    case DEPTH_FIRST: return -w->newest[t];
+    case SHRINKING_FIRST: return w->growth[t] < 0 ? w->growth[t] : 0;
+    default: return w->growth[t];
+    }
 }
 
-/* The step with the smallest is next, and of equal ones the first. */
-static int64_t key_of(const walk *w, const order_step *s) {
-    int64_t key = 0;
-
-    if (w->rule == SMALLEST_FIRST) return growth(w, s);
-    if (w->rule == SHRINKING_FIRST) return (key = growth(w, s)) < 0 ? key : 0;
-    for (int i = 0; i < s->n_in; i++)
-        if (-w->made_at[s->in[i]] < key) key = -w->made_at[s->in[i]];
-    return key;
+/* One reader is left, after which it is gone. */
+static void last_reader(walk *w, int v) {
+    const order_facts *f = w->f;
+    for (int k = f->first[v]; k < f->first[v + 1]; k++)
+        if (!w->ran[f->reads[k]]) w->growth[f->reads[k]] -= f->p->bytes[v];
 }
 
 static void run_step(walk *w, int t) {
@@ -69,11 +68,13 @@ static void run_step(walk *w, int t) {
 
     w->ran[t] = true;
     w->count++;
-    for (int i = 0; i < s->n_in; i++) w->left[s->in[i]]--;
-    for (int i = 0; i < s->n_out; i++) {
-        w->made_at[s->out[i]] = w->count;
-        for (int k = f->first[s->out[i]]; k < f->first[s->out[i] + 1]; k++) w->waits[f->reads[k]]--;
-    }
+    for (int i = 0; i < s->n_in; i++)
+        if (--w->left[s->in[i]] == 1) last_reader(w, s->in[i]);
+    for (int i = 0; i < s->n_out; i++)
+        for (int k = f->first[s->out[i]]; k < f->first[s->out[i] + 1]; k++) {
+            w->waits[f->reads[k]]--;
+            w->newest[f->reads[k]] = w->count;
+        }
 }
 
 /* The first step that has not run is always one that can. */
@@ -84,12 +85,8 @@ static void forwards(walk *w, int from, int to, int *order) {
             continue;
         }
         int best = low;
-        int64_t least = key_of(w, &w->f->p->steps[low]);
-        for (int t = low + 1; t < to && t < low + REACH; t++) {
-            if (w->ran[t] || w->waits[t]) continue;
-            const int64_t key = key_of(w, &w->f->p->steps[t]);
-            if (key < least) least = key, best = t;
-        }
+        for (int t = low + 1; t < to && t < low + REACH; t++)
+            if (!w->ran[t] && !w->waits[t] && key_of(w, t) < key_of(w, best)) best = t;
         order[w->count] = best;
         run_step(w, best);
     }
@@ -97,24 +94,19 @@ static void forwards(walk *w, int from, int to, int *order) {
 
 /* --- from the end on -------------------------------------------------------------------------------------------------- */
 
-/* What is there before the step beyond what is there behind it. */
-static int64_t growth_backwards(const walk *w, const order_step *s) {
-    const int64_t *bytes = w->f->p->bytes;
-    int64_t sum = 0;
-
-    for (int i = 0; i < s->n_in; i++) sum += w->there[s->in[i]] ? 0 : bytes[s->in[i]];
-    for (int i = 0; i < s->n_out; i++) sum -= w->there[s->out[i]] ? bytes[s->out[i]] : 0;
-    return sum;
-}
-
 static void run_backwards(walk *w, int t) {
-    const order_step *s = &w->f->p->steps[t];
+    const order_facts *f = w->f;
+    const order_step *s = &f->p->steps[t];
 
     w->ran[t] = true;
     w->count++;
     for (int i = 0; i < s->n_in; i++) {
-        w->there[s->in[i]] = true;
-        w->waits[w->f->maker[s->in[i]]]--;
+        const int v = s->in[i];
+        w->waits[f->maker[v]]--;
+        if (w->there[v]) continue;
+        w->there[v] = true;
+        w->growth[f->maker[v]] -= f->p->bytes[v];
+        for (int k = f->first[v]; k < f->first[v + 1]; k++) w->growth[f->reads[k]] -= f->p->bytes[v];
     }
 }
 
@@ -127,12 +119,8 @@ static void backwards(walk *w, int from, int to, int *order) {
             continue;
         }
         int best = high;
-        int64_t least = growth_backwards(w, &w->f->p->steps[high]);
-        for (int t = high - 1; t >= from && t > high - REACH; t--) {
-            if (w->ran[t] || w->waits[t]) continue;
-            const int64_t key = growth_backwards(w, &w->f->p->steps[t]);
-            if (key < least) least = key, best = t;
-        }
+        for (int t = high - 1; t >= from && t > high - REACH; t--)
+            if (!w->ran[t] && !w->waits[t] && key_of(w, t) < key_of(w, best)) best = t;
         order[n - 1 - w->count] = best;
         run_backwards(w, best);
     }
@@ -140,25 +128,46 @@ static void backwards(walk *w, int from, int to, int *order) {
 
 /* ---------------------------------------------------------------------------------------------------------------------- */
 
+static void begin_forwards(walk *w) {
+    const order_facts *f = w->f;
+    const order_problem *p = f->p;
+
+    for (int v = 0; v < p->n_values; v++) w->left[v] = f->first[v + 1] - f->first[v] + p->to_end[v];
+    for (int t = 0; t < p->n_steps; t++) {
+        const order_step *s = &p->steps[t];
+        w->waits[t] = s->n_in;
+        for (int i = 0; i < s->n_out; i++) w->growth[t] += p->bytes[s->out[i]];
+        for (int i = 0; i < s->n_in; i++) w->growth[t] -= w->left[s->in[i]] == 1 ? p->bytes[s->in[i]] : 0;
+    }
+}
+
+static void begin_backwards(walk *w) {
+    const order_facts *f = w->f;
+    const order_problem *p = f->p;
+
+    for (int v = 0; v < p->n_values; v++) w->there[v] = p->to_end[v];
+    for (int t = 0; t < p->n_steps; t++) {
+        const order_step *s = &p->steps[t];
+        for (int i = 0; i < s->n_in; i++) w->growth[t] += w->there[s->in[i]] ? 0 : p->bytes[s->in[i]];
+        for (int i = 0; i < s->n_out; i++) {
+            const int v = s->out[i];
+            w->waits[t] += f->first[v + 1] - f->first[v];
+            w->growth[t] -= w->there[v] ? p->bytes[v] : 0;
+        }
+    }
+}
+
 static status walk_new(ctx *c, const order_facts *f, order_rule rule, walk *w) {
     const order_problem *p = f->p;
 
     *w = (walk){.f = f, .rule = rule};
     TRY(NEW(c, w->ran, p->n_steps));
     TRY(NEW(c, w->waits, p->n_steps));
+    TRY(NEW(c, w->growth, p->n_steps));
+    TRY(NEW(c, w->newest, p->n_steps));
     TRY(NEW(c, w->left, p->n_values));
-    TRY(NEW(c, w->made_at, p->n_values));
     TRY(NEW(c, w->there, p->n_values));
-    for (int v = 0; v < p->n_values; v++) {
-        w->left[v] = f->first[v + 1] - f->first[v] + p->to_end[v];
-        w->there[v] = p->to_end[v];
-    }
-    for (int t = 0; t < p->n_steps; t++) {
-        const order_step *s = &p->steps[t];
-        if (rule != LATEST) w->waits[t] = s->n_in;
-        else
-            for (int i = 0; i < s->n_out; i++) w->waits[t] += f->first[s->out[i] + 1] - f->first[s->out[i]];
-    }
+    (rule == LATEST ? begin_backwards : begin_forwards)(w);
     return OK;
 }
 

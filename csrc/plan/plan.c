@@ -402,15 +402,31 @@ static status plan_in_order(planner *pl, bool cuda) {
     return OK;
 }
 
+/* The same nodes in the order that was chosen; what it saves before blocks have places it may not save then. */
+static status plan_otherwise(planner *written, const order_choice *chosen, bool cuda, plan **out) {
+    planner pl = {.g = written->g, .where = written->where, .order = chosen->order};
+
+    *out = written->p;
+    if (chosen->rule != AS_WRITTEN) {
+        TRY(plan_in_order(&pl, cuda));
+        pl.p->order = chosen->rule;
+        if (order_is_worth(plan_beside_gradients(pl.p), plan_beside_gradients(*out))) *out = pl.p;
+    }
+    memcpy((*out)->orders, chosen->bytes, sizeof chosen->bytes);
+    return OK;
+}
+
 status plan_make(graph *g, bool cuda, plan **out) {
     planner pl = {.g = g};
+    order_choice chosen;
 
     graph_remove_dead(g);
     TRY(layout_make(g, &pl.where));
     TRY(order_make(g, pl.where, &pl.order));
     TRY(plan_in_order(&pl, cuda));
+    TRY(order_choose(g, pl.where, cuda, &pl.order, &chosen));
+    TRY(plan_otherwise(&pl, &chosen, cuda, out));
     g->host = NULL; /* only of the making */
-    *out = pl.p;
     return OK;
 }
 

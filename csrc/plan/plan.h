@@ -89,14 +89,16 @@ typedef struct plan {
     int64_t *joint_grad;    /* [inputs of the graph] where a joint arena has their gradients; -1: there is none */
     int64_t gradient_bytes; /* of all gradients, with a joint arena; or 0 */
     int n_writes;
-    bool random;            /* forward or backward draws random numbers: a run needs a seed */
-    bool *reads_input;      /* [inputs of the model] backward reads it: it must not change before */
-    bool *reads_output;     /* [outputs] the same */
-    recompute_result again; /* what backward computes again */
-    const layout *where;    /* [value id] */
-    int compiles;           /* of the whole model until it was found */
-    int fired[MAX_PASSES];  /* how often each pass changed something */
-    made_by made;           /* which pass made a node */
+    bool random;                 /* forward or backward draws random numbers: a run needs a seed */
+    bool *reads_input;           /* [inputs of the model] backward reads it: it must not change before */
+    bool *reads_output;          /* [outputs] the same */
+    recompute_result again;      /* what backward computes again */
+    const layout *where;         /* [value id] */
+    order_rule order;            /* of its instructions */
+    int64_t orders[ORDER_RULES]; /* the most bytes that values need at one time in each, gradients in the arena, too */
+    int compiles;                /* of the whole model until it was found */
+    int fired[MAX_PASSES];       /* how often each pass changed something */
+    made_by made;                /* which pass made a node */
 } plan;
 
 /* Consumes `g` (it inserts copies where a kernel needs them). The plan lives in the graph's context. `cuda`: for a GPU;
@@ -126,10 +128,6 @@ void plan_uses(const plan *p, int from, int to, bool *const flags[PLACES]);
  * [inputs of the graph]; -1: there is no gradient. */
 void plan_gradient_lives(const plan *p, int *first, int *last);
 
-/* The most bytes that the plan's values need at one time, gradients in the arena among them, in the order that it has, which is
- * as written, and in each other. */
-MUST_USE status plan_orders(ctx *c, const plan *p, int64_t bytes[ORDER_RULES]);
-
 /* --- inside this folder -------------------------------------------------------------------------------------------- */
 
 /* Where a value's elements are: strides over the memory of `root` (itself, unless it is a view). */
@@ -150,6 +148,18 @@ typedef struct run_order {
 
 /* As they are written. */
 MUST_USE status order_make(graph *g, const layout *where, run_order *out);
+
+typedef struct order_choice {
+    order_rule rule;
+    run_order order;
+    int64_t bytes[ORDER_RULES]; /* the most that values need at one time in each order */
+} order_choice;
+
+/* Compares orders of the nodes, which are given as written. Another is chosen where it needs a thirty-second less. */
+MUST_USE status order_choose(const graph *g, const layout *where, bool cuda, const run_order *written,
+                             order_choice *out);
+/* Is one number of bytes a thirty-second less than the other? */
+bool order_is_worth(int64_t bytes, int64_t than);
 
 tensor layout_tensor(const value *v, const layout *where);
 

@@ -2,8 +2,8 @@
 #include "plan/recompute.h"
 
 #include "core/hash.h"
-#include "core/size.h"
-#include "plan/cost.h"
+    if (own.goal == RECOMPUTE_CHEAP && (g->as_written || !is_worth_a_search(g))) own.goal = RECOMPUTE_NOTHING;
+    pl.rates = own.goal == RECOMPUTE_TO && own.rates.byte > 0 ? own.rates : cost_rates_usual(g->cuda);
 #include "plan/recompute_clusters.h"
 
 #include <stdlib.h>
@@ -12,6 +12,7 @@
 typedef struct planner {
     graph *g;
     ctx *c; /* memory that dies with it */
+    cost_rates rates;
     const node **order;
     int count, n_forward;
     value **root;  /* [value id] whose memory it is in, through views */
@@ -110,7 +111,7 @@ static status make_step(planner *pl, const node *n, recompute_step *out) {
     out->checkpoint = checkpoint_of(n);
     out->work = workspace ? (int64_t)workspace(n) : 0;
     out->in_place = (n->op->flags & (INPLACE_0 | INPLACE_1 | POINTWISE)) != 0;
-    TRY(cost_of_node(pl->c, n, pl->g->cuda, &out->cost));
+    TRY(cost_of_node(pl->c, n, &pl->rates, &out->cost));
     if (!may_run_twice(n)) out->cost = -1;
     return OK;
 }
@@ -189,7 +190,7 @@ static status make_problem(planner *pl, bool with_offload, bool unasked) {
             maker[v->id] = t;
             held[v->id] = false;
             bytes[v->id] = value_is_read(v) ? value_bytes(v) : 0;
-            if (moving) moving[v->id] = cost_of_moving(bytes[v->id], g->cuda);
+            if (moving) moving[v->id] = cost_of_moving(bytes[v->id], &pl->rates, g->cuda);
         }
     }
     hold(held, pl, g->outputs, g->n_outputs);
@@ -433,6 +434,7 @@ status recompute(graph *g, const recompute_request *r, recompute_result *out) {
     ctx scratch;
 
     if (own.goal == RECOMPUTE_CHEAP && (g->as_written || !is_worth_a_search(g))) own.goal = RECOMPUTE_NOTHING;
+    pl.rates = own.goal == RECOMPUTE_TO && own.rates.byte > 0 ? own.rates : cost_rates_usual(g->cuda);
     *out = (recompute_result){0};
     if (!g->input_grads || (own.goal == RECOMPUTE_NOTHING && !own.list && !own.n_wishes)) return OK;
     ctx_scratch_begin(g->c, &scratch);

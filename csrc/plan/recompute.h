@@ -3,6 +3,7 @@
 #define ORT_PLAN_RECOMPUTE_H
 
 #include "graph/graph.h"
+#include "plan/cost.h"
 
 /* In the name of a node that lies in a checkpoint: a step of its path, with the checkpoint's number
  * (ortmodule/capture/calls/checkpoints.py). */
@@ -41,9 +42,10 @@ typedef struct recompute_request {
     int64_t target;               /* of RECOMPUTE_TO: bytes */
     const recompute_wish *wishes; /* hold first, unless the goal is RECOMPUTE_LAYERS; unknown clusters are left out */
     int n_wishes;
-    int layers;   /* of RECOMPUTE_LAYERS: the first so many of each row; 0: all */
-    bool list;    /* the result has the clusters */
-    bool offload; /* RECOMPUTE_TO may offload values, too */
+    int layers;       /* of RECOMPUTE_LAYERS: the first so many of each row; 0: all */
+    bool list;        /* the result has the clusters */
+    bool offload;     /* RECOMPUTE_TO may offload values, too */
+    cost_rates rates; /* of RECOMPUTE_TO: as measured; zeros, and of other goals: the usual ones */
 } recompute_request;
 
 typedef struct recompute_result {

@@ -179,7 +179,7 @@ PyDoc_STRVAR(
     plan_doc,
     "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None,\n"
     "     padding_unseen=False, device=-1, recompute=0, budget=0, any_size=False,\n"
-    "     clusters=None, triton=None, offload=None, joint_from=0, layers=0) -> Plan\n\n"
+    "     clusters=None, triton=None, offload=None, joint_from=0, layers=0, costs=(0, 0, 0)) -> Plan\n\n"
     "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
     "output_grads: which outputs receive a gradient; None plans inference only.\n"
     "sizes: keys and sizes that data decides in turn, as far as they are known. A plan whose `prologue` is true has one\n"
@@ -198,6 +198,8 @@ PyDoc_STRVAR(
     "joint_from: bytes of gradients from which a plan for the CPU has a joint arena, that is one for these, too; 0: it has\n"
     "none. A budget counts on it.\n"
     "layers: of recompute=1, the first so many of each row of layers; 0: all.\n"
+    "costs: with a budget or recompute=2, how long each takes beside a multiplication of a product in float32: one in 16\n"
+    "bits, one of another kernel, a byte; zeros: as on a usual processor.\n"
     "device: the number of a GPU; -1 is the CPU.");
 
 /* Nothing of a plan is refused when it runs, and its chains have kernels. */
@@ -259,7 +261,7 @@ static int parse_boundary(const graph *g, PyObject *inputs, PyObject *needs, PyO
 static char *plan_arguments[] = {
     "inputs",         "needs_grad", "output_grads", "disabled_passes", "sizes",    "host",
     "padding_unseen", "device",     "recompute",    "budget",          "any_size", "clusters",
-    "triton",         "offload",    "joint_from",   "layers",          NULL};
+    "triton",         "offload",    "joint_from",   "layers",          "costs",    NULL};
 
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
     module_state *m = state_of((PyObject *)Py_TYPE(object));
@@ -271,6 +273,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     unsigned long long off = 0;
     long long budget = 0, joint_from = 0;
     recompute_request again = {RECOMPUTE_CHEAP};
+    cost_rates rates = {0};
     graph *g = check_graph(object);
     boundary b = {0};
     python_host from_python;
@@ -280,9 +283,10 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     status s;
 
     ctx_init(&c);
-    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiLpOOzLi:plan", plan_arguments, &inputs, &needs,
+    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiLpOOzLi(ddd):plan", plan_arguments, &inputs, &needs,
                                            &grads, &off, &known, &from_host, &unseen, &device, &goal, &budget,
-                                           &any_size, &clusters, &triton, &folder, &joint_from, &layers))
+                                           &any_size, &clusters, &triton, &folder, &joint_from, &layers, &rates.narrow,
+                                           &rates.others, &rates.byte))
         return NULL;
     ctx_init(&of_rules);
     if (boundary_init(g, &b) < 0 || (known && parse_sizes(known, &lists) < 0) ||
@@ -290,6 +294,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
         parse_triton_rules(&of_rules, triton, &rules) < 0)
         goto done;
     again.layers = layers;
+    again.rates = rates;
     compile_options o = {.output_grads = grads == Py_None ? NULL : b.flags,
                          .disabled_passes = off,
                          .n_known = lists.n_known,

@@ -114,18 +114,17 @@ static PyObject *get_recomputed(PyObject *object, void *unused) {
     return Py_BuildValue("(id)", r->count, r->total > 0 ? r->cost / r->total : 0.0);
 }
 
+static PyObject *get_order(PyObject *object, void *unused) {
+    (void)unused;
+    return PyUnicode_FromString(order_names[plan_of(object)->order]);
+}
+
 static PyObject *get_orders(PyObject *object, void *unused) {
-    int64_t bytes[ORDER_RULES];
-    PyObject *dict = NULL;
-    ctx c;
+    PyObject *dict = PyDict_New();
 
     (void)unused;
-    ctx_init(&c);
-    if (plan_orders(&c, plan_of(object), bytes) == OK) dict = PyDict_New();
-    else raise_status(state_of((PyObject *)Py_TYPE(object)), &c.err);
-    ctx_release(&c);
     for (int i = 0; dict && i < ORDER_RULES; i++) {
-        PyObject *number = PyLong_FromLongLong(bytes[i]);
+        PyObject *number = PyLong_FromLongLong(plan_of(object)->orders[i]);
         if (!number || PyDict_SetItemString(dict, order_names[i], number) < 0) Py_CLEAR(dict);
         Py_XDECREF(number);
     }
@@ -135,7 +134,7 @@ static PyObject *get_orders(PyObject *object, void *unused) {
 static PyObject *get_work(PyObject *object, void *unused) {
     const plan *p = plan_of(object);
     PyObject *found = NULL;
-    work w = {0};
+    work_sum w = {0};
     status s = OK;
     ctx c;
 
@@ -295,8 +294,9 @@ PyGetSetDef plan_attributes[] = {
      NULL},
     {"recomputed", get_recomputed, NULL,
      "(values that backward computes again, the share of a step's work that this adds, estimated)", NULL},
+    {"order", get_order, NULL, "which of `orders` its instructions have: as written, where no other takes less", NULL},
     {"orders", get_orders, NULL,
-     "{order: the most bytes that values need at one time}: as written, which it has, and in other orders", NULL},
+     "{order: the most bytes that values need at one time}: as written, and in other orders", NULL},
     {"work", get_work, NULL,
      "(of products, of those in 16 bits, of other kernels, bytes, bytes moved elsewhere), all estimated", NULL},
     {"compiles", get_compiles, NULL, "how often the model was compiled until the plan was within its budget", NULL},

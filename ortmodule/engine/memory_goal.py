@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,10 @@ from ortmodule.core.names import STATE
 
 #: ("float32", (2, 3)): the type of elements, and the sizes.
 Spec = tuple[str, tuple[int, ...]]
+#: How long each takes beside a multiplication of a product in float32: one in 16 bits, one of another kernel, a byte.
+Costs = tuple[float, float, float]
+#: Those of a usual processor (csrc/plan/cost.c).
+USUAL_COSTS: Costs = (0.0, 0.0, 0.0)
 #: Tensors that an error about memory names (csrc/plan/peak.h).
 MOST_NAMED = 3
 #: The levels of recomputation: of layers, and of all that lowers the peak.
@@ -32,7 +36,8 @@ class MemoryGoal(NamedTuple):
     ``offload``: a folder for activations that are offloaded where that costs less than to compute them again; without a
     budget or a level 2, all that lower the peak. ``joint_from``: bytes of gradients from which a run's arena may hold
     them, too; 0: it never does. ``in_segments``: those that are added to earlier ones come in segments, and not all at
-    once. ``layers``: of level 1, the first so many of each row of layers; 0: all."""
+    once. ``layers``: of level 1, the first so many of each row of layers; 0: all. ``costs``: says what operators cost
+    on this machine's CPU, as ``Model.plan`` is told where a budget or level 2 chooses; None: as on a usual one."""
 
     level: int
     budget: int
@@ -42,6 +47,11 @@ class MemoryGoal(NamedTuple):
     joint_from: int = 0
     in_segments: bool = True
     layers: int = 0
+    costs: Callable[[], Costs] | None = None
+
+    def measured_costs(self, level: int, budget: int) -> Costs:
+        """The last argument of ``Model.plan``, for a step with this level and budget."""
+        return self.costs() if self.costs is not None and (budget > 0 or level == ALL_AGAIN) else USUAL_COSTS
 
     @property
     def chooses(self) -> bool:

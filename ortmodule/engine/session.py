@@ -22,7 +22,7 @@ from ortmodule.core.errors import Mismatch, StateError, TritonError
 from ortmodule.core.logger import ENGINE, warn_once
 from ortmodule.core.torch_private import raw_stream
 from ortmodule.engine.autotune import Tuning
-from ortmodule.engine.memory_goal import MemoryGoal, Spec
+from ortmodule.engine.memory_goal import USUAL_COSTS, MemoryGoal, Spec
 from ortmodule.engine.plan_cache import drop_oldest
 from ortmodule.host.host_node import Calls, Known, Node
 from ortmodule.triton_kernels import maker
@@ -503,7 +503,9 @@ class Session:
         given = *of, self.disabled, sizes, calls, self.padding_unseen, device, *goal, any_size, memory.clusters
         # A process group's hooks want gradients in segments, in memory of their own.
         segments = adds or (distributed.is_available() and distributed.is_initialized())
-        plan = self._plan_with_triton((*given, None, offload, 0 if segments else memory.joint_from, memory.layers), gpu)
+        joint_from = 0 if segments else memory.joint_from
+        costs = memory.measured_costs(*goal) if gpu is None else USUAL_COSTS
+        plan = self._plan_with_triton((*given, None, offload, joint_from, memory.layers, costs), gpu)
         if gpu is None:
             return plan
         if plan.constant_bytes:
@@ -519,7 +521,7 @@ class Session:
         if self.triton is not None:
             maker.install()
             asked = [*given]
-            asked[-4] = self.triton.rules
+            asked[-5] = self.triton.rules
             asked[3] = self.disabled | sum(_core.passes()[name] & ~self.disabled for name in PASSES_OFF)
             try:
                 plan = self.model.plan(*asked)

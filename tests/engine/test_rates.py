@@ -6,6 +6,7 @@ from torch import nn
 
 from ortmodule import ORTModule, memory
 from ortmodule.engine import rates
+from ortmodule.engine.memory_goal import ALL_AGAIN, MemoryGoal
 from tests.engine.test_recomputation import IDS, MODELS
 
 
@@ -31,6 +32,26 @@ def test_work_of_a_product(autocast):
 def test_rates_are_measured_once():
     first = rates.rates(None)
     assert all(rate > 0 for rate in first) and rates.rates(None) is first
+
+
+@pytest.mark.parametrize("byte, narrow, expected", [(16, 1, (1, 16)), (11, 0.6, (0.5**0.5, 2**3.5)), (1, 90, (4, 4))])
+def test_costs_come_in_steps_near_the_usual(byte, narrow, expected, monkeypatch):
+    monkeypatch.setattr(rates, "rates", lambda gpu: rates.Rates(1e-11, narrow * 1e-11, 2e-11, byte * 1e-11, 1))
+    narrow, others, byte = rates.costs()
+    assert (narrow, byte) == pytest.approx(expected) and others == pytest.approx(2)
+
+
+def test_a_budget_chooses_by_what_this_machine_is_good_at(monkeypatch):
+    """Where bytes are dear products run again, where they are cheap what only moves bytes."""
+    model, products = ORTModule(MODELS["layers"]()), []
+    for byte in (4, 64):
+        monkeypatch.setattr(rates, "rates", lambda gpu, byte=byte: rates.Rates(1, 1, 2, byte, 8 * byte))
+        step = memory.PredictedStep(model, ((IDS,), {}), "none")
+        most, least = (step.peak(goal).total for goal in (MemoryGoal(0, 1 << 40), MemoryGoal(ALL_AGAIN, 0)))
+        plan = step.plan(MemoryGoal(0, most - (most - least) // 4))
+        again = [row[0] for row in plan.graph() if row[8]]
+        products.append(sum(kind.startswith("MatMul") for kind in again) / len(again))
+    assert products[0] < products[1]
 
 
 def test_prices_say_how_long_a_step_takes(monkeypatch):

@@ -11,6 +11,7 @@ from ortmodule.core.logger import LOGGER, warn_once
 from ortmodule.core.settings.setting_types import wishes_of
 from ortmodule.engine import memory_goal
 from ortmodule.engine.memory_goal import LAYERS_AGAIN, MemoryGoal
+from ortmodule.engine.rates import costs
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree
 
@@ -28,6 +29,7 @@ def goal_of(config: Config, tree: Tree, feeds: Sequence[int | Slot], whole: bool
         joint_from=0 if hand_over == "1" else memory_goal.JOINT_FROM,
         in_segments=hand_over != "0" and whole,
         layers=config.memory_opt_layers,
+        costs=costs,
     )
 
 
