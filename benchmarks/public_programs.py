@@ -21,7 +21,7 @@ Reported are
     why         why PyTorch runs the module or the islands, where it is known
     time        seconds of a step by those of PyTorch's, with --time: the median of STEPS turns, captures left out
 
-With --page the table, without times, is written into FILE (docs/public-programs.md).
+With --page the table is written into FILE (docs/public-programs.md), and behind it what times there are.
 """
 
 import argparse
@@ -31,6 +31,7 @@ import json
 import logging
 import os
 import sys
+import textwrap
 import time
 import warnings
 from collections import Counter
@@ -40,12 +41,14 @@ from statistics import median
 import torch
 
 from benchmarks.public_rows import ROWS, Sources
+from benchmarks.report import machine
 from ortmodule import ORTModule, explain
 from ortmodule.runtime.calls import parts
 from tests.models import trial
 
 STEPS_OF_SHARE = 10
 LEAST = 0.9  # of calls and of work
+MOST = 1 / 0.97  # of PyTorch's time
 HEAD = """# Public programs
 
 Made by `python -m benchmarks.public_programs --sources DIR --page docs/public-programs.md`: models of public training
@@ -169,9 +172,26 @@ def markdown(rows):
     return "\n".join([*lines, ""])
 
 
+def timed(rows):
+    """How long steps take by PyTorch's; "": no times were measured."""
+    times = {name: found["time"] for name, found in rows.items() if "time" in found}
+    if not times:
+        return ""
+    slow = sorted(((time, name) for name, time in times.items() if time > MOST), reverse=True)
+    fast = f"at most {MOST:.2f} for {len(times) - len(slow)} of {len(times)} models"
+    text = (
+        f"Seconds of a step, forward and backward, by PyTorch's, captures left out ({machine()['cpu']}): "
+        f"{median(times.values()):.2f} in the middle, {fast}."
+    )
+    if slow:
+        text += f" More: {', '.join(f'{name} {time:.2f}' for time, name in slow)}."
+    text += " Of the shrunk models many take less than a millisecond, where a call's own cost counts most."
+    return f"\n{textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)}\n"
+
+
 def page(rows):
     """docs/public-programs.md."""
-    return f"{HEAD}\n{counted(rows)}\n\n{markdown(rows)}"
+    return f"{HEAD}\n{counted(rows)}\n\n{markdown(rows)}{timed(rows)}"
 
 
 def main():

@@ -2,8 +2,7 @@
 #include "plan/recompute.h"
 
 #include "core/hash.h"
-    if (own.goal == RECOMPUTE_CHEAP && (g->as_written || !is_worth_a_search(g))) own.goal = RECOMPUTE_NOTHING;
-    pl.rates = own.goal == RECOMPUTE_TO && own.rates.byte > 0 ? own.rates : cost_rates_usual(g->cuda);
+#include "core/size.h"
 #include "plan/recompute_clusters.h"
 
 #include <stdlib.h>

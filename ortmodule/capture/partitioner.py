@@ -72,7 +72,7 @@ class Partition:
             owners = [(tree.modules.get(path + rest), name, place) for rest, name, place in read]
             switches = {(id(m), name): place for m, name, place in owners if _is_switch(m, name)}
             if switches:
-                self._switches[path] = Guards(tree.attributes, switches, tree.names())
+                self._switches[path] = Guards(tree.attributes, switches, tree.described_names())
 
     def grow(self, error: Exception, captured: Capture | None = None) -> bool:
         """Leaves one operator or submodule more to PyTorch because of ``error``, which the capture raised or the

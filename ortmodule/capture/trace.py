@@ -292,8 +292,12 @@ class _Flat(nn.Module):
     ) -> dict:
         destination = {} if destination is None else destination
         pairs: dict[Any, Any] = {}
+        met: set[int] = set()
         for slot in self.tree.slots.values():
             tensor = slot.get() if keep_vars else slot.get().detach()
+            if id(slot.get()) in met:  # it was a copy in the trace, beside the tensor that forward has from elsewhere
+                tensor = tensor.detach()
+            met.add(id(slot.get()))
             if self.exported and tensor.is_complex():  # the same tensor gives the same pairs
                 tensor = pairs.setdefault(id(slot.get()), as_pairs(tensor))
             destination[STATE + slot.name] = tensor
@@ -368,7 +372,8 @@ class _Flat(nn.Module):
         """Of the module, as they are when forward begins."""
         self.before, self.containers = contents(self.tree), containers(self.tree)
         self.recorder.began = {id(kept.container): kept.then for kept in self.containers}
-        self.mode.left = {id(tensor) for kept in self.containers for tensor in tensors_in(kept.then)}
+        held = {id(tensor) for tensor in self.copies.values()}
+        self.mode.left = {id(t) for kept in self.containers for t in tensors_in(kept.then) if id(t) not in held}
 
     def _drawn(self, function: Callable, args: tuple, kwargs: dict[str, Any], between: Any) -> Any:
         """What Python or NumPy draw in every run; a number lies ``between`` these, if that is known."""
@@ -430,6 +435,10 @@ class _Flat(nn.Module):
             if any(entered.container is kept.container and entered.changed() for entered in before.containers):
                 self.containers[i] = type(kept)(kept.container)
                 self.regions.altered.append(kept.container)
+        for slot in self.tree.held:
+            copy, version = self.versions[slot.name]
+            if copy._version != version:
+                raise NotTraceable(f"{node.name}, which PyTorch would run inside the graph, changes {slot.name}")
         for slot in self.tree.others:
             (tensor, version), value = before.versions.get(slot.name, (None, 0)), slot.find()
             if not isinstance(value, torch.Tensor) or (value is tensor and value._version == version):
@@ -593,5 +602,9 @@ class _Flat(nn.Module):
                 raise NotTraceable(f"forward puts another parameter in the place of {slot.name}")
             if now is not copy or copy._version != version or id(now) in moved:
                 add(Source("state", slot.name), now, now is not copy)
+        for slot in self.tree.held:
+            copy, version = self.versions[slot.name]
+            if copy._version != version or id(copy) in moved:
+                raise NotTraceable(f"forward changes the tensor {slot.name}, which an attribute holds, in place")
         self.arrays.check(tensors, self.sources, self.views, self.writes)
         return outputs

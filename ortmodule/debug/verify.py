@@ -54,7 +54,7 @@ class Before:
     def __init__(self, inputs: Sequence[torch.Tensor], tree: Tree) -> None:
         self.versions = [t._version for t in inputs]
         self.inputs = [with_attributes(t.detach().clone().requires_grad_(t.requires_grad), t) for t in inputs]
-        self.state = {slot.name: slot.get().detach().clone() for slot in (*tree.others, *tree.counters)}
+        self.state = {slot.name: slot.get().detach().clone() for slot in (*tree.others, *tree.held, *tree.counters)}
         self.containers = containers(tree)
         self.generator, self.states = devices.generators(), rng_state.States()
 

@@ -65,6 +65,7 @@ class Attributes:
         self.refilled: set[Key] = set()
         self.tables: dict[Key, list[SizeTable]] = {}  # of attributes that hold dictionaries: inputs of graphs
         self.resized: set[Key] = set()  # tensors whose sizes do not count
+        self.held: set[Key] = set()  # what holds other tensors again and again: these are inputs of graphs
         self.varying: list[Key] = []  # numbers that change again and again, and tensors of other sizes than before
         self.now: dict[Key, Description | None] = {}  # None: cannot be compared
         self._values: dict[Key, set[Any]] = {}  # that numbers have had
@@ -170,10 +171,12 @@ class Attributes:
 
     def _varies(self, key: Key, then: Description, now: Description) -> bool:
         """Is a change that has just been found one of many: a tensor without a gradient has other sizes, a number has
-        its third value?"""
+        its third value, a container or an object holds other tensors, and is alike?"""
         owner = self._read.get(key)
-        if id(owner) not in self._paths or key in self.counted or key in self.resized or len(now.parts) != 2:
+        if id(owner) not in self._paths or key in self.counted or key in self.resized or key in self.held:
             return False
+        if len(now.parts) != 2 or isinstance(now.parts[1], SomeFields):
+            return then.without_tensors() == now.without_tensors()
         cls, value = now.parts
         if cls in (int, float):
             values = self._values.setdefault(key, set())

@@ -42,7 +42,7 @@ class Slot:
 
     name: str
     holder: Holder
-    key: str | int
+    key: Any
 
     def get(self) -> torch.Tensor:
         return self.holder[self.key]
@@ -125,6 +125,8 @@ class Inventory:
         self.plain: list[Slot] = []
         self.written: list[Slot] = []  # parameters without a gradient that forward changes: buffers to a graph
         self._counters: list[Slot] = []  # attributes that graphs take as numbers
+        self.held: list[Slot] = []  # tensors inside of attributes that hold others again and again
+        self.held_again: list[Slot] = []  # places there of tensors that are in another place, too
         #: Places of tensors without a gradient that are replaced by others of other sizes: grown tables and masks.
         self.resized: list[tuple[dict[str, Any], str]] = []
         self.tables: list[SizeTable] = []  # what dictionaries hold under sizes
@@ -162,14 +164,22 @@ class Inventory:
                 if id(slot.get()) not in known:
                     known.add(id(slot.get()))
                     self.plain.append(before.get((id(slot.holder), slot.key), slot))  # keys of calls know them
+        self.held, self.held_again = [], []
+        for slot in self._held_places():
+            (self.held_again if id(slot.get()) in known else self.held).append(slot)
+            known.add(id(slot.get()))
         self._name_slots()
+
+    def _held_places(self) -> Iterable[Slot]:
+        """Where tensors are inside of attributes that hold others again and again."""
+        return ()
 
     def _own_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """By path, those whose tensors are here."""
         return ((path, m) for path, m in self.modules.items() if id(m) not in self.within_sharded)
 
     def _name_slots(self) -> None:
-        every = (*self._kinds, *self.plain, *self.outside, *self.counters)
+        every = (*self._kinds, *self.plain, *self.held, *self.outside, *self.counters)
         self.slots = {slot.name: slot for slot in every}
 
     def adopt(self, tensors: Iterable[torch.Tensor], second: bool) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ortmodule.core.rng_state import States
 from ortmodule.core.snapshot import Items, SlotItems, Snapshot
 from ortmodule.core.structures.attributes import attributes_of, slots_of
 from ortmodule.guards.descriptions import Description, describe
+from ortmodule.guards.fields import in_class, is_plain
 from ortmodule.guards.inventory import Inventory, is_coded
 from ortmodule.guards.module_hooks import HOOK_FLAGS, HOOKS
 from ortmodule.guards.sharding.local_parameters import of_part
@@ -52,7 +53,7 @@ def isolated(inventory: Inventory) -> Iterator[dict[str, torch.Tensor]]:
     with snapshot.around():
         same = {}
         copies = {}
-        for slot in inventory.others:
+        for slot in (*inventory.others, *inventory.held):
             tensor = slot.get()
             copy = with_attributes(tensor.detach().clone().requires_grad_(tensor.requires_grad), tensor)
             copies[slot.name] = same[id(tensor)] = _frozen(copy) if slot in inventory.written else copy
@@ -63,6 +64,9 @@ def isolated(inventory: Inventory) -> Iterator[dict[str, torch.Tensor]]:
             for key, tensor in list(holder.items()):
                 if id(tensor) in same and isinstance(tensor, torch.Tensor):
                     holder[key] = same[id(tensor)]
+        for slot in (*inventory.held, *inventory.held_again):  # the containers around them are put back, too
+            if (key := id(slot.get())) in same:
+                slot.set(same[key])
         yield copies
 
 
@@ -189,6 +193,8 @@ def _alike(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(_alike(value, b[key]) for key, value in a.items())
     if isinstance(a, (list, tuple, deque)):
         return len(a) == len(b) and all(map(_alike, a, b))
-    if is_dataclass(a) and not isinstance(a, type):
+    cls = type(a)
+    compares = in_class(cls, "__eq__") is not vars(object)["__eq__"]
+    if compares and (cls is SimpleNamespace or is_plain(cls)):  # dataclasses, too
         return _alike(attributes_of(a), attributes_of(b))
     return bool(a == b)

@@ -22,8 +22,9 @@ from ortmodule.core.objects.tensor_memory import memory_of
 from ortmodule.guards import isolation
 from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.guards import Attributes, Guards, Sites
-from ortmodule.guards.inventory import PLAIN_TENSORS, Inventory, Slot
+from ortmodule.guards.inventory import PLAIN_TENSORS, Inventory, Slot, path_of
 from ortmodule.guards.module_hooks import GLOBAL_HOOKS, HOOKS, ModuleHooks
+from ortmodule.guards.reads.held_tensors import held_in, kind_of
 from ortmodule.guards.reads.size_tables import SizeTable
 from ortmodule.guards.writes.holders import Holders
 from ortmodule.guards.writes.surroundings import GlobalState
@@ -81,6 +82,22 @@ class Tree(Inventory):
         self.attributes.counted.add((id(self.modules[path]), key))
         return super().count(path, key)
 
+    def hold(self, path: str, key: str) -> None:
+        """The attribute ``key`` of the submodule at ``path`` holds other tensors again and again: they are inputs."""
+        self.attributes.held.add((id(self.modules[path]), key))
+        self.refresh()
+
+    def _held_places(self) -> Iterable[Slot]:
+        attributes: Attributes | None = getattr(self, "attributes", None)  # it is made behind the first look
+        for identity, key in attributes.held if attributes else ():
+            path, module = next((p, m) for p, m in self.modules.items() if id(m) == identity)
+            yield from held_in(path_of(path, key), module.__dict__, key)
+
+    def described_names(self) -> dict[int, str]:
+        """:meth:`names`, and of :attr:`held` tensors, whichever these are by now, what graphs rest on."""
+        held = {id(tensor): kind_of(slot.name, tensor) for slot in self.held if (tensor := slot.find()) is not None}
+        return held | self.names()
+
     def resize(self, holder: Any, key: Any) -> None:
         super().resize(holder, key)
         owner = next((m for m in self.modules.values() if m.__dict__ is holder), None)
@@ -123,10 +140,13 @@ class Tree(Inventory):
         """What changes again and again graphs take as it is from now on: numbers, and the sizes of tables."""
         for identity, key in self.attributes.varying:
             path, module = next((p, m) for p, m in self.modules.items() if id(m) == identity)
-            if isinstance(module.__dict__.get(key), torch.Tensor):
+            value = module.__dict__.get(key)
+            if isinstance(value, torch.Tensor):
                 self.resize(module.__dict__, key)
-            else:
+            elif type(value) in (int, float):
                 self.count(path, key)
+            else:
+                self.hold(path, key)
         self.attributes.varying.clear()
         kinds = tuple(_kind_and_shape(slot) for slot in self.buffers)
         for slot, now, then in zip(self.buffers, kinds, self._buffers, strict=False):
@@ -141,6 +161,10 @@ class Tree(Inventory):
             self.resize(holder, key)
         for table in other.tables:
             self._add_table(table)
+        paths = {id(module): path for path, module in other.modules.items()}
+        for identity, key in other.attributes.held:
+            if (path := paths[identity]) in self.modules and key in self.modules[path].__dict__:
+                self.hold(path, key)
         for slot in other.counters:
             path = slot.name.rpartition(".")[0]
             if path in self.modules and slot.key in self.modules[path].__dict__:

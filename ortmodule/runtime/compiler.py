@@ -211,7 +211,7 @@ class Compiler:
             trace = captured.trace
             reads = partition.switches() | reads_of(call.arguments, call.tree) | trace.attributes
             guards = Guards(
-                call.tree.attributes, reads, call.tree.names(), trace.outside, trace.fields, sets=trace.sets
+                call.tree.attributes, reads, call.tree.described_names(), trace.outside, trace.fields, sets=trace.sets
             )
             _check_breaks(captured, guards, call.tree)
         except (CaptureError, Unguardable) as error:
@@ -293,7 +293,7 @@ def _guards_of_failure(call: Call) -> Guards | None:
     """The guards that have to break before another attempt; None: no more attempts are made."""
     tree = call.tree
     try:
-        return Guards(tree.attributes, tree.caches.reads, tree.names(), exact=True)
+        return Guards(tree.attributes, tree.caches.reads, tree.described_names(), exact=True)
     except Unguardable:
         return None
 

@@ -83,7 +83,7 @@ def recomputed_results(
     if any(node.generators for node in graph.capture.trace.nodes):
         raise StateError("create_graph=True: forward draws from a torch.Generator, which cannot be done again")
     tree: Tree = graph.tree
-    tree.attributes.look(tree.names())
+    tree.attributes.look(tree.described_names())
     if (name := graph.guards.broken_name()) is not None:
         raise StateError(f"create_graph=True: the attribute {name} of the module was changed since its forward")
     feeds = dict(zip(graph.session.inputs, tensors, strict=True))

@@ -345,3 +345,32 @@ def test_what_python_takes_a_number_for_is_compared(use):
         torch.manual_seed(most)
         x, n = torch.randn(3, 6, 4), torch.tensor([most, 1, 1])
         torch.testing.assert_close(_step(wrapped, x, n), _step(one, x, n))
+
+
+#: What is to have all digits of a float64 tensor beside a fraction that Python computes.
+DIGITS = {
+    "masked_fill": lambda h, n: h.masked_fill(h > 0, n),
+    "where": lambda h, n: torch.where(h > 0, h, n),
+    "where, first": lambda h, n: torch.where(h > 0, n, h),
+    "clamp": lambda h, n: h.clamp(max=n),
+    "lerp": lambda h, n: torch.lerp(h, h * 2, n),
+    "full": lambda h, n: h * torch.full((4,), n, dtype=h.dtype),
+    "full_like": lambda h, n: h * torch.full_like(h, n),
+    "new_full": lambda h, n: h * h.new_full((4,), n),
+    "fill_": lambda h, n: h * torch.zeros_like(h).fill_(n),
+    "tensor": lambda h, n: h * torch.tensor([n] * 4, dtype=h.dtype),
+    "factor": lambda h, n: h * n,
+    "exponent": lambda h, n: h.abs() ** n,
+    "Python's code": lambda h, n: nn.functional.hardtanh(h, -1.0, n) + nn.functional.threshold(h, 0.0, 1.0) * n,
+}
+
+
+@pytest.mark.parametrize("use", DIGITS)
+def test_all_digits_of_a_wide_tensor(use):
+    torch.manual_seed(0)
+    eager = Model(lambda n: n.item() / 3, lambda m, h, n: DIGITS[use](h, n)).double()
+    ours = ORTModule(Model(eager.read, eager.use).double())
+    for i in range(3):
+        x, n = torch.randn(2 + i, 3, 4, dtype=torch.float64), torch.tensor([1 + i, 1])
+        torch.testing.assert_close(ours(x, n), eager(x, n), rtol=1e-13, atol=1e-13)
+    assert explain(ours).captured

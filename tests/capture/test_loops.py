@@ -11,6 +11,8 @@ from onnx import TensorProto, numpy_helper
 from torch import nn
 
 from ortmodule import ORTModule, explain
+from ortmodule.capture import dynamic_dims
+from ortmodule.capture.loops import check
 from ortmodule.capture.loops.sequence import Literal
 from ortmodule.capture.loops.steps import Affine
 from ortmodule.capture.loops.writer import Writer
@@ -321,6 +323,37 @@ def test_attributes_are_guarded_as_in_other_graphs():
             x = torch.randn(3, n, WIDTH, dtype=torch.float64)
             torch.testing.assert_close(ours(x), eager(x))
     assert explain(ours).exports == 2
+
+
+def test_a_thousand_steps_cost_little(monkeypatch):
+    """What captures run of an LSTM's cell is short traces, and checks that are about as long as the call: no unrolled
+    trace of it. Another length runs nothing of it, and what captures take is shown."""
+    traced, checked = [], []
+    trace, run = dynamic_dims.trace, check.LoopCheck._run
+    monkeypatch.setattr(dynamic_dims, "trace", lambda *given: (traced.append(given[4][0].shape[1]), trace(*given))[1])
+    monkeypatch.setattr(check.LoopCheck, "_run", lambda self, n, given: (checked.append(n), run(self, n, given))[1])
+    ours = compare(Loop("lstm", "range", "none", "last"), (1000,))
+    assert max(traced) <= 12 and len(traced) <= 12
+    assert 1000 <= max(checked) <= 2000 and sum(checked) <= 5000
+    traced.clear(), checked.clear()
+    report = explain(ours)
+    assert report.capture_seconds == report.first_capture_seconds > 0
+    for n in (900, 1000):
+        ours(torch.randn(3, n, WIDTH, dtype=torch.float64)).sum().backward()
+    assert not traced and not checked
+    assert explain(ours).capture_seconds == report.capture_seconds
+    assert f"captures   took {report.capture_seconds:.2f} s" in str(explain(ours))
+
+
+def test_long_loops_that_no_template_is_for_take_their_share():
+    """Each length is another graph: what captures of all but the first take stays within a tenth of the steps' time."""
+    ours = ORTModule(Cell(lambda s, x: steps(s, x, lambda s, t, h: s.linear(h) if t % 2 else h)))
+    for n in range(40, 52):
+        ours(torch.randn(2, n, WIDTH)).sum().backward()
+    report = explain(ours)
+    assert report.exports == 1 and report.pytorch_calls == 11
+    assert report.capture_seconds - report.first_capture_seconds <= 0.1 * report.step_seconds
+    assert sum(not variant.captured for variant in report.variants) == 11
 
 
 # --- the bytes of a graph ---------------------------------------------------------------------------------------------

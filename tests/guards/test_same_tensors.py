@@ -332,3 +332,26 @@ def test_the_class_of_an_argument(asks, inside):
     for make in (*CLASSES.values(), *reversed(CLASSES.values())):
         given = [make()] if inside else make()
         torch.testing.assert_close(ours(given), eager(given))
+
+
+ELSEWHERE: dict = {}
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.held = nn.Linear(4, 4), torch.full((4,), 2.0)
+
+    def forward(self, x):
+        return self.linear(x) * ELSEWHERE["held"] + self.held
+
+
+def test_what_an_attribute_and_a_global_hold_is_two_inputs():
+    """The attribute may get another tensor, while the global keeps the first one, and the other way round."""
+    torch.manual_seed(0)
+    module = Twice()
+    ours, x = ORTModule(module), torch.randn(2, 4)
+    ELSEWHERE["held"] = module.held
+    for change in (lambda: None, lambda: setattr(module, "held", torch.zeros(4)), lambda: ELSEWHERE.update(held=x[0])):
+        change()
+        torch.testing.assert_close(ours(x), module(x))

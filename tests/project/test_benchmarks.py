@@ -289,6 +289,13 @@ def test_a_public_program(tmp_path, monkeypatch):
     )
 
 
+def test_times_of_public_programs():
+    rows = {"a: A": {"time": 0.5}, "b: B": {"time": 1.02}, "c: C": {"time": 1.2}, "d: D": {}}
+    said = " ".join(public_programs.timed(rows).split())
+    assert "1.02 in the middle, at most 1.03 for 2 of 3 models. More: c: C 1.20." in said
+    assert public_programs.timed({"d: D": {}}) == ""
+
+
 def test_the_page_of_public_programs():
     """It has rows that there are, as they are, each once, and counts what it has."""
     groups = public_rows.VITS, public_rows.TRANSFORMERS, public_rows.DIFFUSION, public_rows.FILES

@@ -4,6 +4,7 @@ import copy
 import gc
 import os
 import weakref
+from contextlib import nullcontext
 
 import numpy
 import pytest
@@ -289,6 +290,39 @@ def test_second_backward():
         value.backward()
         with pytest.raises(RuntimeError, match="retain_graph"):
             value.backward()
+
+
+class Failing:
+    """A plan whose backward fails."""
+
+    def __init__(self, plan):
+        self.plan = plan
+
+    def __getattr__(self, name):
+        return getattr(self.plan, name)
+
+    def backward(self, *given, **named):
+        raise _core.EngineError("no such luck")
+
+
+@pytest.mark.parametrize("retain", [True, False])
+def test_retain_graph_holds_after_an_error_of_the_engine(retain):
+    """PyTorch computes these gradients, and those of the next backward, where the graph was to be kept."""
+    pair = Pair()
+    x, labels = torch.randn(5, 4), torch.zeros(5, dtype=torch.int64)
+    pair.ours(x, labels)["loss"].backward()
+    pair.ours.zero_grad()
+    for executable in pair.ours._ortmodule.latest.plans.values():
+        executable.plan = Failing(executable.plan)
+    found = []
+    for module in (pair.ours, pair.eager):
+        value = module(x, labels)["loss"]
+        with pytest.warns(UserWarning, match="no such luck") if module is pair.ours else nullcontext():
+            value.backward(retain_graph=retain)
+        with nullcontext() if retain else pytest.raises(RuntimeError, match="retain_graph"):
+            value.backward()
+        found.append([p.grad for p in module.parameters()])
+    torch.testing.assert_close(*found)
 
 
 def test_bad_input_is_pytorchs_error():

@@ -322,9 +322,11 @@ def test_exceptions_of_hooks(pair, monkeypatch):
     assert_same(*map(grads, pair))
 
 
+@pytest.mark.parametrize("retain", [False, True])
 @pytest.mark.parametrize("at", [0, 2])
-def test_errors_of_the_engine(at, monkeypatch):
-    """PyTorch computes the gradients that are left, with one warning, as it does for a backward in one node."""
+def test_errors_of_the_engine(at, retain, monkeypatch):
+    """PyTorch computes the gradients that are left, with one warning, as it does for a backward in one node. Another
+    backward may follow, if the graph is retained."""
     eager, x = stack(), rows(5, WIDTH)
     ours, calls = wrapped(eager, monkeypatch, "1"), []
 
@@ -337,10 +339,13 @@ def test_errors_of_the_engine(at, monkeypatch):
 
     ours(x)
     monkeypatch.setattr(grad_buckets, "Backward", Failing)
+    losses = ours(x)[0], eager(x)[0]
     with pytest.warns(UserWarning, match="no such luck"):
-        ours(x)[0].backward()
+        losses[0].backward(retain_graph=retain)
     assert len(calls) == at + 1
-    eager(x)[0].backward()
+    losses[1].backward(retain_graph=retain)
+    for loss in losses if retain else ():
+        loss.backward()
     for (name, a), b in zip(grads(eager).items(), grads(ours).values(), strict=True):
         assert (a is None) == (b is None), name
         if a is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ortmodule import ORTModule, explain
+from ortmodule import Config, ORTModule, explain
 from ortmodule.optim import AdamWMode, DynamicLossScaler, FusedAdam, StaticLossScaler
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
@@ -61,6 +61,58 @@ def test_autocast_with_grad_scaler(clip, dtype, tolerance):
         seen.append((losses, scales))
     assert seen[0][1] == seen[1][1] and seen[0][1][4] == seen[0][1][3] / 2
     assert seen[0][0] == pytest.approx(seen[1][0], rel=tolerance)
+
+
+class Words(nn.Module):
+    """A small language model."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.table, self.first, self.last = nn.Embedding(50, 32), nn.LayerNorm(32), nn.LayerNorm(32)
+        self.query, self.key, self.value, self.out = (nn.Linear(32, 32) for _ in range(4))
+        self.up, self.down, self.head = nn.Linear(32, 128), nn.Linear(128, 32), nn.Linear(32, 50)
+        self.attention = attention
+
+    def forward(self, ids):
+        x = self.table(ids)
+        h = self.first(x)
+        q, k, v = (layer(h).unflatten(-1, (2, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        if self.attention == "operator":
+            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            y = (q @ k.mT / 4).softmax(-1) @ v
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        x = x + self.down(nn.functional.gelu(self.up(self.last(x))))
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+
+def infinite(make, attention, steps=24):
+    """Which gradients are infinite in each step, and the scale behind it, which is doubled again and again."""
+    torch.manual_seed(0)
+    model, found, g = make(Words(attention)), [], torch.Generator().manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=2)
+    for _ in range(steps):
+        with torch.autocast("cpu", torch.float16):
+            loss = model(torch.randint(0, 50, (4, 12), generator=g))
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        names = {name for name, p in model.named_parameters() if not p.grad.isfinite().all()}
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        found.append((names, scaler.get_scale()))
+    return found
+
+
+@pytest.mark.parametrize("attention", ["operator", "written out"])
+def test_infinities_in_the_steps_of_pytorch(attention):
+    """Where gradients of weights are rounded to float16, as in PyTorch, and not written in float32 as they add up."""
+    eager = infinite(lambda model: model, attention)
+    assert sum(bool(names) for names, _ in eager) > 3
+    assert infinite(lambda m: ORTModule(m, config=Config(disabled_passes="product_cast")), attention) == eager
+    ours = infinite(ORTModule, attention)
+    assert [scale for _, scale in ours] > [scale for _, scale in eager]
 
 
 class Inside(nn.Module):

@@ -15,7 +15,7 @@ functions take for a number while a module is traced.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy
@@ -396,9 +396,8 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         sizes = (*args[0].shape, args[1].tensor)
         zeros = run(torch.zeros, (sizes,), {"dtype": torch.int64, "device": args[0].device})
         return run(torch.Tensor.scatter, (zeros, -1, args[0].unsqueeze(-1), 1), {})
-    if type(function).__name__ == "function":  # Python code
-        return run(function, tuple(map(_default, args)), {name: _default(a) for name, a in kwargs.items()})
-    convert = _default if function in _TAKING_NUMBERS else _sizes
+    python = type(function).__name__ == "function"  # it may be that Python code takes a tensor
+    convert = _beside((*args, *kwargs.values())) if python or function in _TAKING_NUMBERS else _sizes
     return run(function, tuple(map(convert, args)), {name: convert(a) for name, a in kwargs.items()})
 
 
@@ -444,11 +443,18 @@ def _inside(argument: Any, convert: Callable[[Any], Any]) -> Any:
     return argument
 
 
-def _default(argument: Any) -> Any:
-    """The tensor of a number, of the type that a tensor of Python's would have; other arguments as they are."""
-    if is_float(argument):
-        return as_type(argument.tensor, torch.get_default_dtype())
-    return argument.tensor if is_one(argument) else _inside(argument, _default)
+def _beside(arguments: Iterable[Any]) -> Callable[[Any], Any]:
+    """A function that gives the tensor of a number, with as many digits as the tensors among ``arguments``, or of the
+    type that a tensor of Python's would have; other arguments as they are."""
+    wide = any(isinstance(a, torch.Tensor) and not is_one(a) and a.dtype == torch.float64 for a in arguments)
+    dtype = torch.float64 if wide else torch.get_default_dtype()
+
+    def converted(argument: Any) -> Any:
+        if is_float(argument):
+            return as_type(argument.tensor, dtype)
+        return argument.tensor if is_one(argument) else _inside(argument, converted)
+
+    return converted
 
 
 def _sizes(argument: Any) -> Any:

@@ -56,7 +56,7 @@ class ModuleStates:
             if self._trees:
                 tree.inherit(self._trees[0])
             self._trees = [tree, *self._trees[: MOST_TREES - 1]]
-        tree.attributes.look(tree.names())
+        tree.attributes.look(tree.described_names())
         tree.learn_changes()
         watch, hooked = tree.watch(), tree.hooks.look()
         self.latest = ModuleState(tree, watch, tree.polled, tree.hooks.reach, hooked, tree.number(), next(self._epochs))
