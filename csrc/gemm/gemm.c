@@ -143,8 +143,8 @@ static bool blas_of_copies(gemm *g) {
 /* torch takes its fast way from so many multiplications a call on. */
 enum { SHIM_WORK = 16 * 16 * 16 };
 
-/* The innermost batch dimension from pair `at` on. */
-static gemm part_of(const gemm *g, gemm_offsets at) {
+/* `count` pairs of the innermost batch dimension from pair `at` on. */
+static gemm part_of(const gemm *g, gemm_offsets at, int64_t count) {
     const int64_t size = (int64_t)dtype_size(g->type);
     gemm part = *g;
 
@@ -152,6 +152,11 @@ static gemm part_of(const gemm *g, gemm_offsets at) {
     part.b = (const char *)g->b + at.b * size;
     part.c = (char *)g->c + at.c * size;
     while (part.n_batch > 1) gemm_drop_batch(&part, 0);
+    part.batch[0] = count;
+    if (count > 1) return part;
+    part.a_step[0] = g->m * g->k;
+    part.b_step[0] = g->k * g->n;
+    part.c_step[0] = g->m * g->n;
     return part;
 }
 
@@ -186,10 +191,12 @@ static bool shim(gemm *g) {
         g->b_step[0] = g->k * g->n;
         g->c_step[0] = g->m * g->n;
     }
-    int64_t inner = g->batch[g->n_batch - 1], count = gemm_pairs(g) / inner;
+    /* What pairs share torch copies for each of them. */
+    const int last = g->n_batch - 1;
+    const int64_t inner = g->a_step[last] && g->b_step[last] ? g->batch[last] : 1, count = gemm_pairs(g) / inner;
     if (g->m * g->n * g->k * inner < SHIM_WORK || !torch_enter(t, &q)) return false;
     for (int64_t i = 0; i < count; i++) {
-        gemm part = part_of(g, gemm_batch_at(g, i * inner));
+        gemm part = part_of(g, gemm_batch_at(g, i * inner), inner);
         if (!shim_part(t, &part)) gemm_reference(&part);
     }
     torch_leave(&q);

@@ -72,12 +72,27 @@ class Perceptron(nn.Module):
         return self.layers(x)
 
 
+class NarrowPictures(nn.Module):
+    """Convolutions in 16 bits that are products of each image by the same weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Sequential(nn.Conv2d(c, 3072 - c, 1), nn.ReLU()) for c in (1024, 2048, 1024, 2048))
+        )
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.layers(x).float().square().mean()
+
+
 FAMILIES = {
     "attention": (Attention, (32, 128, 128)),  # (a megabyte is of threads' own)
     "pictures": (Pictures, (96, 3, 32, 32)),
     "recurrent": (Recurrent, (64, 64, 64)),
     "perceptron": (Perceptron, (2048, 256)),
     "wide": (Wide, (768, 1024)),
+    "narrow pictures": (NarrowPictures, (96, 1024, 7, 7)),
 }
 
 
@@ -120,7 +135,7 @@ def grown(tmp_path):
     return run
 
 
-@each("name", list(FAMILIES), ["attention", "wide"])
+@each("name", list(FAMILIES), ["attention", "wide", "narrow pictures"])
 def test_the_process_grows_by_what_is_predicted(name, grown):
     predicted, measured = grown(name)
     assert predicted > 10 << 20 and abs(measured / predicted - 1) <= 0.03, (predicted, measured)

@@ -41,6 +41,7 @@ PYTHONS = {
     "ortmodule/engine/autotune.py": ({"ValueError"}, "found where the file is read"),
     "ortmodule/engine/session.py": ({"RuntimeError"}, "as PyTorch"),
     "ortmodule/guards/sharding/local_parameters.py": ({"TypeError"}, "a dictionary that torch.func writes to"),
+    "ortmodule/guards/reads/held_tensors.py": ({"KeyError"}, "a dictionary"),
     "ortmodule/guards/reads/size_tables.py": ({"LookupError"}, "found there"),
     "ortmodule/host/opaque_regions.py": ({"AssertionError"}, "cannot be"),
     "ortmodule/lowering/export.py": ({"ValueError"}, "as PyTorch"),
