@@ -35,6 +35,7 @@ import textwrap
 import time
 import warnings
 from collections import Counter
+from datetime import date
 from pathlib import Path
 from statistics import median
 
@@ -179,8 +180,9 @@ def timed(rows):
         return ""
     slow = sorted(((time, name) for name, time in times.items() if time > MOST), reverse=True)
     fast = f"at most {MOST:.2f} for {len(times) - len(slow)} of {len(times)} models"
+    where = f"{machine()['cpu']}, {torch.get_num_threads()} threads, {date.today()}"
     text = (
-        f"Seconds of a step, forward and backward, by PyTorch's, captures left out ({machine()['cpu']}): "
+        f"Seconds of a step, forward and backward, by PyTorch's, captures left out ({where}): "
         f"{median(times.values()):.2f} in the middle, {fast}."
     )
     if slow:

@@ -57,6 +57,7 @@ from ortmodule.guards.global_reads import read_by_arguments
 from ortmodule.guards.inventory import Slot, path_of
 from ortmodule.guards.isolation import Contents, containers, contents
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.reads.held_tensors import check_unchanged
 from ortmodule.host import autograd_functions
 from ortmodule.host.collectives import WAIT, Collectives, wait_late
 from ortmodule.host.collectives import recording as recording_collectives
@@ -196,7 +197,7 @@ def _record(
         if isinstance(failure, (errors.DrawsOperand, errors.Moved)) and not operands:
             operands = True
             continue
-        if saved.keeps_from_now_on() or numbers.calls.new() or _is_known_now(failure, tree):
+        if saved.keeps_from_now_on() or numbers.calls.new() or tree.knows_now(failure):
             continue
         if isinstance(failure, (errors.Moved, errors.ChangesAround)) and not looking:
             looking = True  # which submodule has done it?
@@ -219,13 +220,6 @@ def _record(
         finally:
             failure = None  # its traceback knows this frame: nothing would be freed
     return flat, graph, outputs
-
-
-def _is_known_now(failure: Exception | None, tree: Tree) -> bool:
-    """Has a trace failed for what the next one knows of the module?"""
-    if isinstance(failure, errors.CountsAttribute):
-        return tree.count(failure.path, failure.key)
-    return isinstance(failure, errors.WritesParameter) and tree.treat_as_buffer(failure.parameter)
 
 
 def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
@@ -435,10 +429,7 @@ class _Flat(nn.Module):
             if any(entered.container is kept.container and entered.changed() for entered in before.containers):
                 self.containers[i] = type(kept)(kept.container)
                 self.regions.altered.append(kept.container)
-        for slot in self.tree.held:
-            copy, version = self.versions[slot.name]
-            if copy._version != version:
-                raise NotTraceable(f"{node.name}, which PyTorch would run inside the graph, changes {slot.name}")
+        check_unchanged(self.tree.held, self.versions, f"{node.name}, which PyTorch would run inside the graph,")
         for slot in self.tree.others:
             (tensor, version), value = before.versions.get(slot.name, (None, 0)), slot.find()
             if not isinstance(value, torch.Tensor) or (value is tensor and value._version == version):
@@ -602,9 +593,6 @@ class _Flat(nn.Module):
                 raise NotTraceable(f"forward puts another parameter in the place of {slot.name}")
             if now is not copy or copy._version != version or id(now) in moved:
                 add(Source("state", slot.name), now, now is not copy)
-        for slot in self.tree.held:
-            copy, version = self.versions[slot.name]
-            if copy._version != version or id(copy) in moved:
-                raise NotTraceable(f"forward changes the tensor {slot.name}, which an attribute holds, in place")
+        check_unchanged(self.tree.held, self.versions, "forward", moved)
         self.arrays.check(tensors, self.sources, self.views, self.writes)
         return outputs

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 
 from ortmodule import _core
-from ortmodule.core.errors import NotInEngine
+from ortmodule.core.errors import CountsAttribute, NotInEngine, WritesParameter
 from ortmodule.core.objects.tensor_memory import memory_of
 from ortmodule.guards import isolation
 from ortmodule.guards.fields import FieldReads
@@ -81,6 +81,12 @@ class Tree(Inventory):
     def count(self, path: str, key: str) -> bool:
         self.attributes.counted.add((id(self.modules[path]), key))
         return super().count(path, key)
+
+    def knows_now(self, failure: Exception | None) -> bool:
+        """Has a trace failed for what the next one knows of the module?"""
+        if isinstance(failure, CountsAttribute):
+            return self.count(failure.path, failure.key)
+        return isinstance(failure, WritesParameter) and self.treat_as_buffer(failure.parameter)
 
     def hold(self, path: str, key: str) -> None:
         """The attribute ``key`` of the submodule at ``path`` holds other tensors again and again: they are inputs."""

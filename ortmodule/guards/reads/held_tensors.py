@@ -7,14 +7,14 @@ are attributes themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
-from ortmodule.core.errors import Unguardable
+from ortmodule.core.errors import NotTraceable, Unguardable
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.structures.attributes import in_slots, slots_of
 from ortmodule.guards.descriptions import describe
@@ -70,6 +70,16 @@ def held_in(path: str, attributes: dict[str, Any], name: str) -> Iterator[Slot]:
 
 def _label(steps: tuple[Step, ...]) -> str:
     return "".join(f".{key}" if kind == FIELD else f"[{key!r}]" for kind, key in steps)
+
+
+def check_unchanged(
+    held: Iterable[Slot], versions: Mapping[str, tuple[torch.Tensor, int]], who: str, moved: Container[int] = ()
+) -> None:  # fmt: skip
+    """Raises NotTraceable where ``who`` has changed one of these in place, by its version, or given it other memory."""
+    for slot in held:
+        tensor, version = versions[slot.name]
+        if tensor._version != version or id(tensor) in moved:
+            raise NotTraceable(f"{who} changes the tensor {slot.name}, which an attribute holds, in place")
 
 
 def kind_of(name: str, t: torch.Tensor) -> str:
