@@ -179,7 +179,7 @@ PyDoc_STRVAR(
     plan_doc,
     "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None,\n"
     "     padding_unseen=False, device=-1, recompute=0, budget=0, any_size=False,\n"
-    "     clusters=None, triton=None, offload=None, joint_from=0, layers=0, costs=(0, 0, 0)) -> Plan\n\n"
+    "     clusters=None, triton=None, offload=None, joint_from=0, layers=0, costs=...) -> Plan\n\n"
     "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
     "output_grads: which outputs receive a gradient; None plans inference only.\n"
     "sizes: keys and sizes that data decides in turn, as far as they are known. A plan whose `prologue` is true has one\n"

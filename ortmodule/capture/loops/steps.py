@@ -24,8 +24,8 @@ class Affine:
     def of(self, numbers: range, n: int) -> Sequence[int]:
         """Of all steps of a range."""
         count, first = len(numbers), self.at(numbers.start, n)
-        apart = self.step * numbers.step
-        return range(first, first + apart * count, apart) if apart else [first] * count
+        stride = self.step * numbers.step
+        return range(first, first + stride * count, stride) if stride else [first] * count
 
 
 @dataclass(frozen=True)
