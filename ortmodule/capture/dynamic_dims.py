@@ -361,7 +361,7 @@ def _at_one_of(sizes: Sequence[Sizes], at: Callable[[Sizes], Trace]) -> Trace:
 
 def _disagreement(first: Trace, other: Trace, tree: Tree) -> tuple[str, str | None]:
     """Why two traces make no graph, or an empty string; and the path of the submodule to blame, if it is known."""
-    if reason := difference(first, other):
+    if reason := difference(first, other, tree.modules):
         return reason, located(first, other, tree.modules)
     if other.settled:
         return f"forward sets {other.settled[0][0].name} once more", None

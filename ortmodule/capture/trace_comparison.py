@@ -21,8 +21,8 @@ RESULTS = ("result", "filled", "own", "used_on", "sources", "writes")
 _TYPE = re.compile(r"\b([A-Z][A-Za-z0-9]*)\(((?:\d+, )*)(?:strides=\[[\d, ]*\], )?(requires_grad|device)=")
 
 
-def difference(first: Trace, second: Trace) -> str:
-    """Where two traces disagree, or an empty string."""
+def difference(first: Trace, second: Trace, names: Iterable[str] = ()) -> str:
+    """Where two traces disagree, or an empty string. ``names``: the paths of submodules."""
     a: Any
     b: Any
     for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
@@ -46,12 +46,39 @@ def difference(first: Trace, second: Trace) -> str:
             return f"{a.name} is called with other numbers"
     texts = [_TYPE.sub(_rank_of, str(t.graph)) for t in (first, second)]
     if texts[0] != texts[1]:
-        pairs = zip(*(text.splitlines() for text in texts), strict=False)
-        return "this is not the same: " + next((a.strip() for a, b in pairs if a != b), "the length")
+        return _different_nodes(first.graph, second.graph, names) or "the operators are not the same"
     for a, b in zip(_constants(first.graph), _constants(second.graph), strict=True):
         if not _same_tensor(a, b):
             return f"a constant of shape {list(a.shape)} is not the same"
     return ""
+
+
+def _different_nodes(first: TracedGraph, second: TracedGraph, names: Iterable[str]) -> str:
+    """Of two graphs the first operators that are not alike, in PyTorch's words."""
+    paths = list(names)
+    for one, other in itertools.zip_longest(first.nodes(), second.nodes()):
+        node = one or other
+        path = path_in(node.scopeName(), paths)
+        where = f"in {path}, " if path else ""
+        kinds = [each and each.kind().rpartition("::")[2] for each in (one, other)]
+        if not all(kinds):
+            return f"{where}one of them goes on, with {kinds[0] or kinds[1]}"
+        if len({_TYPE.sub(_rank_of, str(each)) for each in (one, other)}) == 1:
+            continue
+        if kinds[0] != kinds[1]:
+            return f"{where}one of them calls {kinds[0]} where the other calls {kinds[1]}"
+        if (values := _numbers(one, other)) is not None:
+            return f"{where}a number is {values[0]} in one of them and {values[1]} in the other"
+        return f"{where}{kinds[0]} has other operands"
+    return ""
+
+
+def _numbers(one: TracedNode, other: TracedNode) -> list[Any] | None:
+    """What two constants are, if that is no tensor."""
+    kinds = [each.kindOf("value") if each.hasAttribute("value") else "" for each in (one, other)]
+    if not all(kind in ("i", "f", "s") for kind in kinds):
+        return None
+    return [getattr(each, kind)("value") for each, kind in zip((one, other), kinds, strict=True)]
 
 
 def located(first: Trace, second: Trace, names: Iterable[str]) -> str | None:
