@@ -166,7 +166,7 @@ def markdown(rows):
     for name, found in rows.items():
         if found["state"] == trial.UNBUILT:
             continue
-        why = found["why"] or (ROWS[name].note if found["islands"] else "")
+        why = found["why"] or (ROWS[name].note if found["islands"] or found["state"] == trial.WRONG else "")
         cells = [found["program"], found["model"], found["right"], f"{found['calls']:.0%}", f"{found['work']:.0%}"]
         cells += [", ".join(found["islands"]) or "–", why or "–"]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
