@@ -169,7 +169,7 @@ def markdown(rows):
         why = found["why"] or (ROWS[name].note if found["islands"] or found["state"] == trial.WRONG else "")
         cells = [found["program"], found["model"], found["right"], f"{found['calls']:.0%}", f"{found['work']:.0%}"]
         cells += [", ".join(found["islands"]) or "–", why or "–"]
-        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+        lines.append(f"| {' | '.join(cell.replace('|', '/').replace('[', '(').replace(']', ')') for cell in cells)} |")
     return "\n".join([*lines, ""])
 
 

@@ -18,7 +18,22 @@ from ortmodule.core.torch_private import TensorType, TracedGraph, TracedNode
 #: What two traces have to have alike.
 RESULTS = ("result", "filled", "own", "used_on", "sources", "writes")
 # A tensor type as graphs are printed: `Float(2, 4, strides=[4, 1], requires_grad=1, device=cpu)`.
+_VALUE = re.compile(r"%[\w.]+")
 _TYPE = re.compile(r"\b([A-Z][A-Za-z0-9]*)\(((?:\d+, )*)(?:strides=\[[\d, ]*\], )?(requires_grad|device)=")
+
+
+class _Texts:
+    """Writes parts of a graph, with values numbered in the order in which they come, and tensors without sizes.
+    PyTorch's own numbers count nodes, too, that it has dropped again."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, str] = {}
+
+    def __call__(self, part: Any) -> str:
+        return _VALUE.sub(self._number_of, _TYPE.sub(_rank_of, str(part)))
+
+    def _number_of(self, match: re.Match) -> str:
+        return self._numbers.setdefault(match[0], f"%{len(self._numbers)}")
 
 
 def difference(first: Trace, second: Trace, names: Iterable[str] = ()) -> str:
@@ -44,7 +59,7 @@ def difference(first: Trace, second: Trace, names: Iterable[str] = ()) -> str:
             return f"{a.name} is not called alike, or does not return the same"
         if a.kind == "aten" and not a.function.same_as(b.function):
             return f"{a.name} is called with other numbers"
-    texts = [_TYPE.sub(_rank_of, str(t.graph)) for t in (first, second)]
+    texts = [_Texts()(t.graph) for t in (first, second)]
     if texts[0] != texts[1]:
         return _different_nodes(first.graph, second.graph, names) or "the operators are not the same"
     for a, b in zip(_constants(first.graph), _constants(second.graph), strict=True):
@@ -55,7 +70,7 @@ def difference(first: Trace, second: Trace, names: Iterable[str] = ()) -> str:
 
 def _different_nodes(first: TracedGraph, second: TracedGraph, names: Iterable[str]) -> str:
     """Of two graphs the first operators that are not alike, in PyTorch's words."""
-    paths = list(names)
+    paths, texts = list(names), (_Texts(), _Texts())
     for one, other in itertools.zip_longest(first.nodes(), second.nodes()):
         node = one or other
         path = path_in(node.scopeName(), paths)
@@ -63,7 +78,7 @@ def _different_nodes(first: TracedGraph, second: TracedGraph, names: Iterable[st
         kinds = [each and each.kind().rpartition("::")[2] for each in (one, other)]
         if not all(kinds):
             return f"{where}one of them goes on, with {kinds[0] or kinds[1]}"
-        if len({_TYPE.sub(_rank_of, str(each)) for each in (one, other)}) == 1:
+        if texts[0](one) == texts[1](other):
             continue
         if kinds[0] != kinds[1]:
             return f"{where}one of them calls {kinds[0]} where the other calls {kinds[1]}"
@@ -89,9 +104,9 @@ def located(first: Trace, second: Trace, names: Iterable[str]) -> str | None:
         for one, other in zip(a, b, strict=False):
             if one.place != other.place or not one.is_value(other.value):
                 return one.submodule if one.submodule == other.submodule else None
+    texts = _Texts(), _Texts()
     for one, other in zip(first.graph.nodes(), second.graph.nodes(), strict=False):
-        texts = [_TYPE.sub(_rank_of, str(node)) for node in (one, other)]
-        if texts[0] != texts[1] or not _same_constant(one, other):
+        if texts[0](one) != texts[1](other) or not _same_constant(one, other):
             paths = [path_in(node.scopeName(), names) for node in (one, other)]
             parts = zip(*(path.split(".") for path in paths), strict=False)
             common = itertools.takewhile(lambda pair: pair[0] == pair[1], parts)

@@ -274,17 +274,16 @@ class Run:
             self._arena = self.room = None
             raise
         except BaseException:
-            self._end(keep)
+            if not keep:
+                self.release()
+            elif self.calls is not None:
+                self.calls.grads = {}
             raise
-        self._end(keep)
-        return grads
-
-    def _end(self, keep: bool) -> None:
-        """A backward is over, or an error has ended it. ``keep``: another one is to follow."""
         if not keep:
             self.release()
         elif self.calls is not None:
             self.calls.grads = {}
+        return grads
 
     def how(self) -> tuple[Any, ...]:
         """As :func:`_how`, for a backward; nothing on the CPU."""

@@ -339,14 +339,16 @@ def test_a_thousand_steps_cost_little(monkeypatch):
     report = explain(ours)
     assert report.capture_seconds == report.first_capture_seconds > 0
     for n in (900, 1000):
-        ours(torch.randn(3, n, WIDTH, dtype=torch.float64)).sum().backward()
+        ours(torch.randn(3, n, WIDTH, dtype=torch.float64, requires_grad=True)).sum().backward()
     assert not traced and not checked
+    assert explain(ours).pytorch_calls == report.pytorch_calls
     assert explain(ours).capture_seconds == report.capture_seconds
-    assert f"captures   took {report.capture_seconds:.2f} s" in str(explain(ours))
+    assert "time       capture" in str(explain(ours))
 
 
-def test_long_loops_that_no_template_is_for_take_their_share():
+def test_long_loops_that_no_template_is_for_take_their_share(monkeypatch):
     """Each length is another graph: what captures of all but the first take stays within a tenth of the steps' time."""
+    monkeypatch.delenv("ORTMODULE_CAPTURE_SHARE", raising=False)
     ours = ORTModule(Cell(lambda s, x: steps(s, x, lambda s, t, h: s.linear(h) if t % 2 else h)))
     for n in range(40, 52):
         ours(torch.randn(2, n, WIDTH)).sum().backward()

@@ -234,7 +234,8 @@ def test_each_budget_is_kept_and_takes_no_more_work_than_a_smaller_one():
         again, smaller = steps(Layers, memory_budget=budget)
         assert same_bits(stored, again)
         assert smaller.arena_bytes <= share * plan.arena_bytes
-        assert smaller.compiles <= 3  # with everything kept, to the budget, and to what the first estimate missed
+        # With everything kept, to the budget, to what the first estimate missed, and once more as level 1 has it.
+        assert smaller.compiles <= 4
         work.append(smaller.recomputed[1])
     assert work[0] == 0 and work == sorted(work) and work[-1] > 0
 
