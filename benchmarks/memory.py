@@ -32,7 +32,7 @@ from benchmarks.rows import EVERY
 
 SOURCE = Path(__file__).parents[1] / "tests/engine/counting_malloc.c"
 ROWS_OF_TABLE = ("bert-base", "gpt2-long", "llama-100m", "t5-small", "vit-small-32", "resnet-50")
-WARM = 2  # steps before anything is measured
+WARM = 3  # steps before anything is measured: the third makes the plan that leaves out logits which were not read
 
 
 def checkpointed(model, batch):
