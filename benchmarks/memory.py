@@ -123,10 +123,10 @@ class Steps:
         return max((p.nbytes for p in self.model.parameters() if p.requires_grad), default=0)
 
     def arena(self):
-        """Bytes of the last step's activations and workspace; None where PyTorch has run it."""
+        """Bytes of the last step's activations and workspace; 0 where PyTorch has run it. (None is no answer.)"""
         state = getattr(self.model, "_ortmodule", None)
         if state is None or state.latest is None:
-            return None
+            return 0
         made = [found.plan for found in state.latest.executables.plans.values() if found.plan.differentiates]
         return made[-1].arena_bytes
 
