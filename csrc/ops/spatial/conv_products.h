@@ -45,7 +45,7 @@ void conv_grad_weight(const conv *v, const void *x, const void *dy, void *dw, vo
 
 /* Whether the three can compute this convolution. The same answer on every call. */
 bool conv_is_depthwise(const conv *v);
-/* False: they have not, as weights or sums are not finite; what they wrote is to be written again. */
+/* False: they have not, and have written nothing: it is none, or weights are not finite. */
 bool conv_forward_depthwise(const conv *v, const void *x, const void *w, void *y, bool add);
 bool conv_grad_input_depthwise(const conv *v, const void *dy, const void *w, void *dx);
 bool conv_grad_weight_depthwise(const conv *v, const void *x, const void *dy, void *dw);
