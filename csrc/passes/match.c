@@ -271,7 +271,7 @@ static status apply_at(graph *g, const candidates *x, node *n, bool *fired) {
 }
 
 status rules_apply(graph *g, const rule *rules, int *fired) {
-    candidates x;
+    candidates x = {0};
 
     *fired = 0;
     TRY(candidates_new(g, rules, &x));

@@ -215,6 +215,17 @@ def test_memory_of_ways(tmp_path, monkeypatch):
     assert taken["ortmodule"] > taken["half"] > taken["least"] > 0 and taken["level-1"] < taken["ortmodule"]
 
 
+@pytest.mark.full
+def test_the_processes_of_ways(tmp_path):
+    """Each answers all that it is asked, to the end: of PyTorch's no arena is known."""
+    args = argparse.Namespace(ways=["eager", "ortmodule"], autocast=None, steps=1)
+    found = memory.measure("minilm", args, memory.counting_malloc(tmp_path))
+    for of in found.values():
+        assert all(seconds > 0 for seconds in of["seconds"])
+        assert all(of["bytes"][what] > 0 for what in ("step", "adding", "alone")), of
+    assert found["ortmodule"]["bytes"]["step"] < found["eager"]["bytes"]["step"]
+
+
 def test_the_table_of_memory():
     found = {
         "eager": {"seconds": [2.0, 2.0, 2.2], "bytes": {"step": 300e6, "adding": 310e6}},

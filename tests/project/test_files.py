@@ -1,4 +1,4 @@
-"""Changelog, version, workflows, templates and pre-commit's settings, held against the tree."""
+"""Changelog, version, workflows, templates and pre-commit's settings, held against the tree; no half-merged files."""
 
 import re
 import subprocess
@@ -92,3 +92,16 @@ def test_pre_commit_runs_what_the_stages_run():
     for name in ("clang-format", "mypy"):
         matched = [file for file in files if re.search(hooks[name]["files"], file)]
         assert not files or len(matched) > 50, name
+
+
+# --- merges -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_file_is_half_merged():
+    """A marker is a line of its own; a row of seven equals signs alone may underline a heading."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    found = subprocess.run(
+        ["git", "grep", "-nIE", r"^(<{7}|>{7}|\|{7})( |$)"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 1, found.stdout + found.stderr

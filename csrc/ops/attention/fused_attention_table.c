@@ -41,6 +41,9 @@
  * 8 to 12 pairs: ViT-small at 197 keys 0.96; at 128 keys BERT-base with dropout 0.98, GPT-2 causal with dropout 0.96, a Llama
  * causal 0.97; at 64 keys nn.Transformer 0.98, T5 with a bias 1.02. In bfloat16: BERT-base 0.99, ViT-small 1.12.
  *
+ * On a Zen 4, float32, two threads, whole steps of ViT-small at 197 keys without dropout: 5.19 and 5.55 s with the operator,
+ * 5.27 s without; a step keeps 0.56 of what eager keeps, and 0.72 without.
+ *
  * On a GPU our kernel has no tensor cores, which products of 16-bit floats have: with those it is for scores that take
  * much memory. torch's kernels have them; calling them ends a CUDA graph, so they are for scores that take a GPU longer
  * than that takes the host. On an H100, forward and backward of 8 sequences of 1024 tokens, 16 heads of 64, causal: ours
@@ -56,7 +59,7 @@ enum { MUCH = 4096, EIGHT = 8, MANY = 1 << 22, FEW = 64 };
 /* The fewest keys: [masked][dropout]. */
 typedef int fewest[2][2];
 static const fewest amx = {{128, 128}, {128, 128}}, amx_narrow = {{1024, 1024}, {1024, 512}},
-                    others = {{384, 384}, {256, 256}}, others_narrow = {{512, 512}, {256, 256}},
+                    others = {{192, 384}, {256, 256}}, others_narrow = {{512, 512}, {256, 256}},
                     gpu_narrow = {{MUCH, MUCH}, {MUCH, MUCH}};
 
 /* The fewest keys for which torch's kernel is the best on a CPU with AMX, in float32. */

@@ -98,8 +98,8 @@ static status infer_conv_grad_weight(graph *g, node *n) {
 
 /* --- 16-bit types ------------------------------------------------------------------------------------------------- */
 
-/* bfloat16 stays where there is a kernel for it, torch's or ours, and both types stay on a GPU, unless constants are
- * folded; other 16-bit convolutions are computed in float32. */
+/* 16-bit floats stay where there is a kernel for them, torch's or ours, and on a GPU, unless constants are folded; other
+ * such convolutions are computed in float32. */
 static status lower_narrow(graph *g, const node *n, conv_product product, value **out) {
     conv v;
 
@@ -107,7 +107,8 @@ static status lower_narrow(graph *g, const node *n, conv_product product, value 
     if (!dtype_is_narrow(n->in[0]->type)) return OK;
     if (g->cuda && !(value_is_constant(n->in[0]) && value_is_constant(n->in[1]))) return OK;
     TRY(conv_of_node(g->c, n, product, &v));
-    return conv_by_product(&v) || conv_by_torch(&v, product) ? OK : lower_to_f32(g, n, out);
+    const bool stays = conv_by_product(&v) || conv_is_depthwise(&v) || conv_by_torch(&v, product);
+    return stays ? OK : lower_to_f32(g, n, out);
 }
 
 static status lower_conv(graph *g, const node *n, value **out) { return lower_narrow(g, n, CONV_FORWARD, out); }
@@ -248,6 +249,9 @@ static size_t workspace_conv(const node *n) { return scratch(n, CONV_FORWARD); }
 static size_t workspace_conv_grad_input(const node *n) { return scratch(n, CONV_GRAD_INPUT); }
 static size_t workspace_conv_grad_weight(const node *n) { return scratch(n, CONV_GRAD_WEIGHT); }
 
+/* Only torch computes it. */
+static bool is_torchs(const conv *v) { return v->type == BF16 && !conv_by_product(v) && !conv_is_depthwise(v); }
+
 static status failed(ctx *c) { return fail(c, E_RUNTIME, "torch refused a bfloat16 convolution"); }
 
 static status conv_cpu(ctx *c, const call *k) {
@@ -257,12 +261,12 @@ static status conv_cpu(ctx *c, const call *k) {
     TRY(conv_of_node(c, k->node, CONV_FORWARD, &v));
     if (conv_by_torch(&v, CONV_FORWARD) && conv_forward_shim(&v, x->data, w->data, b ? b->data : NULL, k->out[0].data))
         return OK;
-    if (v.type == BF16 && !conv_by_product(&v)) return failed(c);
+    if (is_torchs(&v)) return failed(c);
     if (b) {
         tensor bias = {.data = b->data, .type = b->type, .shape = k->out[0].shape, .stride = {0, b->stride[0]}};
         copy_elements(&k->out[0], &bias);
     }
-    if (v.type == BF16) conv_forward_product(&v, x->data, w->data, k->out[0].data, b != NULL, k->work);
+    if (conv_by_product(&v)) conv_forward_product(&v, x->data, w->data, k->out[0].data, b != NULL, k->work);
     else conv_forward(&v, x->data, w->data, k->out[0].data, b != NULL, k->work);
     return OK;
 }
@@ -273,8 +277,8 @@ static status conv_grad_input_cpu(ctx *c, const call *k) {
 
     TRY(conv_of_node(c, k->node, CONV_GRAD_INPUT, &v));
     if (conv_by_torch(&v, CONV_GRAD_INPUT) && conv_grad_input_shim(&v, dy->data, w->data, dx->data)) return OK;
-    if (v.type == BF16 && !conv_by_product(&v)) return failed(c);
-    if (v.type == BF16) conv_grad_input_product(&v, dy->data, w->data, dx->data, k->work);
+    if (is_torchs(&v)) return failed(c);
+    if (conv_by_product(&v)) conv_grad_input_product(&v, dy->data, w->data, dx->data, k->work);
     else conv_grad_input(&v, dy->data, w->data, dx->data, k->work);
     return OK;
 }
@@ -285,8 +289,8 @@ static status conv_grad_weight_cpu(ctx *c, const call *k) {
 
     TRY(conv_of_node(c, k->node, CONV_GRAD_WEIGHT, &v));
     if (conv_by_torch(&v, CONV_GRAD_WEIGHT) && conv_grad_weight_shim(&v, x->data, dy->data, dw->data)) return OK;
-    if (v.type == BF16 && !conv_by_product(&v)) return failed(c);
-    if (v.type == BF16) conv_grad_weight_product(&v, x->data, dy->data, dw->data, k->work);
+    if (is_torchs(&v)) return failed(c);
+    if (conv_by_product(&v)) conv_grad_weight_product(&v, x->data, dy->data, dw->data, k->work);
     else conv_grad_weight(&v, x->data, dy->data, dw->data, k->work);
     return OK;
 }

@@ -280,6 +280,7 @@ void conv_forward(const conv *v, const void *x, const void *w, void *y, bool add
     const chunk largest = plan_chunks(v), all = {.v = &flat, .images = v->images, .lines = 1};
     direct d = {.v = v, .x = x, .w = w, .out = y, .add = add};
 
+    if (conv_forward_depthwise(v, x, w, y, add)) return;
     if (few_channels(v)) {
         parallel_for(v->images * v->groups * v->out, parallel_rows(volume(v->w.out) * conv_depth(v)),
                      v->type == F64 ? direct_forward_double : direct_forward_float, &d);
@@ -300,6 +301,7 @@ void conv_grad_input(const conv *v, const void *dy, const void *w, void *dx, voi
     const chunk largest = plan_chunks(v), all = {.v = &flat, .images = v->images, .lines = 1};
     direct d = {.v = v, .dy = dy, .w = w, .out = dx};
 
+    if (conv_grad_input_depthwise(v, dy, w, dx)) return;
     if (few_channels(v)) {
         parallel_for(v->images * v->groups * v->in, parallel_rows(volume(v->w.out) * v->out * conv_taps(v)),
                      v->type == F64 ? direct_input_double : direct_input_float, &d);
@@ -326,6 +328,7 @@ void conv_grad_weight(const conv *v, const void *x, const void *dy, void *dw, vo
         memset(dw, 0, (size_t)count * dtype_size(v->type));
         return;
     }
+    if (conv_grad_weight_depthwise(v, x, dy, dw)) return;
     if (few_channels(v)) {
         parallel_for(count, parallel_rows(volume(v->w.out) * v->images),
                      v->type == F64 ? direct_weight_double : direct_weight_float, &d);

@@ -41,6 +41,15 @@ void conv_forward(const conv *v, const void *x, const void *w, void *y, bool add
 void conv_grad_input(const conv *v, const void *dy, const void *w, void *dx, void *work);
 void conv_grad_weight(const conv *v, const void *x, const void *dy, void *dw, void *work);
 
+/* --- ours, of one input channel a group (conv_depthwise.c) --------------------------------------------------------- */
+
+/* Whether the three can compute this convolution. The same answer on every call. */
+bool conv_is_depthwise(const conv *v);
+/* False: they have not, and have written nothing: it is none, or weights are not finite. */
+bool conv_forward_depthwise(const conv *v, const void *x, const void *w, void *y, bool add);
+bool conv_grad_input_depthwise(const conv *v, const void *dy, const void *w, void *dx);
+bool conv_grad_weight_depthwise(const conv *v, const void *x, const void *dy, void *dw);
+
 /* --- ours, of 1x1 in bfloat16 (conv_narrow.c) --------------------------------------------------------------------- */
 
 /* Whether the three can compute this convolution. The same answer on every call. */

@@ -44,7 +44,7 @@ static bool available(void) {
 bool conv_by_torch(const conv *v, conv_product product) {
     if (v->type == F64) return false; /* torch makes columns for it, as we do */
     if (v->type != F32 && !torch_has_narrow(v->type)) return false;
-    if (conv_by_product(v)) return false;
+    if (conv_by_product(v) || conv_is_depthwise(v)) return false;
     if (v->type == F32 && !overlapping(&v->w)) return false; /* patches and 1x1: columns copy little or nothing */
     if (!symmetric(&v->w)) return false;
     if (conv_work(v) < WORTH_A_CALL) return false;
