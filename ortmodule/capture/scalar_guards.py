@@ -255,9 +255,16 @@ def _index(recorder: Recorder, tensor: torch.Tensor) -> None:
         recorder.read(tensor)
 
 
-def _length(recorder: Recorder, tensor: torch.Tensor) -> None:
+def _count(recorder: Recorder, tensor: torch.Tensor) -> None:
     if tensor.dim():
         recorder.read(tensor.size(0))
+
+
+def _length(recorder: Recorder, tensor: torch.Tensor) -> None:
+    """Where such calls are met it is a size as others are."""
+    if recorder.numbers is not None and recorder.numbers.symbolic:
+        recorder.numbers.calls.meet(sys._getframe(2))
+    _count(recorder, tensor)
 
 
 def _split(recorder: Recorder, input: torch.Tensor, *sizes: Any, dim: Any = 0, **named: Any) -> None:
@@ -529,7 +536,7 @@ def _is_torch(file: str) -> bool:
 _WAYS_OUT = {
     "__bool__": _elements, "__int__": _elements, "__float__": _elements, "__complex__": _elements, "item": _elements,
     "tolist": _elements, "numpy": _elements, "__array__": _elements, "__index__": _index, "__len__": _length,
-    "__iter__": _length,
+    "__iter__": _count,
 }  # fmt: skip
 _CONVERSIONS = {
     "__bool__": bool, "__int__": int, "__float__": float, "__complex__": complex, "item": lambda number: number,

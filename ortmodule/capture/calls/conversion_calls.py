@@ -1,10 +1,10 @@
-"""Lets `int(x)`, `round(x)` and `sqrt(x)` give numbers that know their tensors, while a module is traced.
+"""Lets `int(x)`, `round(x)`, `sqrt(x)` and `len(x)` give numbers that know their tensors, while a module is traced.
 
-Python makes a plain number of whatever `__int__` returns, so the call itself has to be another one. In the code of the
-functions that make such calls the name that is called is replaced for the time of a trace: where an instruction loads
-`int` in order to call it, it loads a function of ours; `isinstance(x, int)` still sees the type. So are functions of
-`math` and NumPy that are globals (`from math import sqrt`). A trace meets `__int__` or `__float__` first, so it notes
-whose code that was (:meth:`ConversionCalls.meet`), and is made once more.
+Python makes a plain number of whatever `__int__` or `__len__` returns, so the call itself has to be another one. In the
+code of the functions that make such calls the name that is called is replaced for the time of a trace: where an
+instruction loads `int` in order to call it, it loads a function of ours; `isinstance(x, int)` still sees the type. So
+are functions of `math` and NumPy that are globals (`from math import sqrt`). A trace meets `__int__` or `__len__`
+first, so it notes whose code that was (:meth:`ConversionCalls.meet`), and is made once more.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _CALLED: tuple[Any, ...] = (
     int,
     float,
     round,
+    len,
     *filter(callable, vars(math).values()),
     *(getattr(numpy, name) for name in _OF_LISTS),
 )

@@ -83,8 +83,8 @@ class Numbers:
         return found if tensor.dim() else found[0]
 
     def converting(self, recorder: scalar_guards.Recorder) -> AbstractContextManager[None]:
-        """Inside, `int(x)` and the like, where such calls have been met, and `math.sqrt(x)` give numbers that know
-        their tensors."""
+        """Inside, `int(x)`, `len(x)` and the like, where such calls have been met, and `math.sqrt(x)` give numbers that
+        know their tensors."""
 
         def conversion(kind: Callable[..., Any], convert: Callable[[Any], Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -114,7 +114,17 @@ class Numbers:
         called[int] = conversion(int, symbolic_numbers.whole)
         called[float] = conversion(float, symbolic_numbers.fractional)
         called[round] = conversion(round, round)
+        called[len] = functools.partial(self._length, recorder)
         return self.calls.replaced(called, others)
+
+    def _length(self, recorder: scalar_guards.Recorder, value: Any) -> Any:
+        """`len(value)`, of a tensor as a size."""
+        if not recorder.watches() or getattr(type(value), "__len__", None) is not torch.Tensor.__len__:
+            return len(value)
+        if not value.dim():
+            return len(value)
+        self.met = True
+        return value.size(0)
 
     def _number(self, recorder: scalar_guards.Recorder, value: Any) -> Any:
         """The symbolic number that ``value`` is, or holds; None: neither."""
