@@ -25,7 +25,7 @@ enum {
     SLACK = 2 * WIDE,  /* elements behind what is in a buffer, which are read for nothing */
     TOGETHER = 5,      /* taps of a look at dy */
     BUFFER = ROOM + WIDEST + SLACK,
-    MOST_TERMS = 512 /* that are added up in T; then in double */
+    MOST_TERMS = 512 /* that are added up in a lane; then in double */
 };
 
 /* How planes are laid out. Lines are of axis 1 and pixels of axis 2. */

@@ -5,7 +5,7 @@ typedef A NAME(wide) __attribute__((vector_size(WIDE), aligned(sizeof(A)), may_a
 
 /* --- layouts ------------------------------------------------------------------------------------------------------ */
 
-/* Pixels [from, to) of a line that are `stride` apart in `line`, where pixel `i` is `i * stride + first` of `count`. */
+/* Of a line in the buffer, pixels [from, to) are there: its pixel i is pixel i * stride + first of `count`. */
 SIMD_PART void NAME(pixels_there)(int64_t first, int64_t stride, int64_t count, int64_t width, int64_t *from,
                                   int64_t *to) {
     *from = first < 0 ? (-first + stride - 1) / stride : 0;
