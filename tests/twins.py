@@ -13,6 +13,14 @@ def rows(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def step(module, x):
+    """The result of a training step, and all gradients."""
+    module.zero_grad()
+    y = module(x.requires_grad_())
+    y.square().mean().backward()
+    return [y.detach(), x.grad, *(p.grad for p in module.parameters())]
+
+
 class Doubled(torch.autograd.Function):
     """A custom function, which PyTorch runs inside the graph."""
 

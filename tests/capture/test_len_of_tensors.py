@@ -8,6 +8,7 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from tests.selection import each
+from tests.twins import step
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WIDTH = 6
@@ -87,13 +88,6 @@ MAKERS = {name: lambda use=use: Block(use) for name, use in USES.items()} | {
 }
 #: Python takes one way or another by the length.
 BY_VALUE = ("max",)
-
-
-def step(module, x):
-    module.zero_grad()
-    y = module(x.requires_grad_())
-    y.square().mean().backward()
-    return [y.detach(), x.grad, *(p.grad for p in module.parameters())]
 
 
 def compare(make, inputs, share="inf", monkeypatch=None):

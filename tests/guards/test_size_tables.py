@@ -9,6 +9,7 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from tests.selection import each
+from tests.twins import step
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WIDTH = 8
@@ -224,13 +225,6 @@ class Shared(Stack):
     def __init__(self, *uses):
         super().__init__(*uses)
         self.blocks[1].memo = self.blocks[0].memo
-
-
-def step(module, x):
-    module.zero_grad()
-    y = module(x.requires_grad_())
-    y.square().mean().backward()
-    return [y.detach(), x.grad, *(p.grad for p in module.parameters())]
 
 
 def held(module):
