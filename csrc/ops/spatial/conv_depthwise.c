@@ -84,6 +84,19 @@ bool conv_is_depthwise(const conv *v) {
     return lay_out(v, &at);
 }
 
+/* Of a line in the buffer, pixels [from, to) are there: its pixel i is pixel i * stride + first of `count`. */
+SIMD_PART void pixels_there(int64_t first, int64_t stride, int64_t count, int64_t width, int64_t *from, int64_t *to) {
+    *from = first < 0 ? (-first + stride - 1) / stride : 0;
+    *to = count > first ? (count - first + stride - 1) / stride : 0;
+    if (*to > width) *to = width;
+    if (*from > *to) *from = *to;
+}
+
+SIMD_PART void offsets_in_x(const layout *at, int taps, int32_t *to) {
+    for (int t = 0; t < taps; t++)
+        to[t] = at->of[t] * (int32_t)at->plane + at->line[t] * (int32_t)at->width + at->pixel[t];
+}
+
 #define TEMPLATE "ops/spatial/conv_depthwise.h"
 #include "ops/pointwise/each_float.h"
 

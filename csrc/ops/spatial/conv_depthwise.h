@@ -5,15 +5,6 @@ typedef A NAME(wide) __attribute__((vector_size(WIDE), aligned(sizeof(A)), may_a
 
 /* --- layouts ------------------------------------------------------------------------------------------------------ */
 
-/* Of a line in the buffer, pixels [from, to) are there: its pixel i is pixel i * stride + first of `count`. */
-SIMD_PART void NAME(pixels_there)(int64_t first, int64_t stride, int64_t count, int64_t width, int64_t *from,
-                                  int64_t *to) {
-    *from = first < 0 ? (-first + stride - 1) / stride : 0;
-    *to = count > first ? (count - first + stride - 1) / stride : 0;
-    if (*to > width) *to = width;
-    if (*from > *to) *from = *to;
-}
-
 SIMD_PART void NAME(widen)(const T *from, int64_t count, int64_t step, A *to) {
     if (step == 1)
         for (int64_t i = 0; i < count; i++) to[i] = GET(from[i]);
@@ -29,13 +20,14 @@ SIMD_PART void NAME(lay_x)(const depthwise *d, const T *x, int64_t line, int64_t
     for (int64_t p = 0; p < down * across; p++) {
         A *plane = to + p * d->at->plane;
         int64_t from, end, first = p % across - v->w.before[2];
-        NAME(pixels_there)(first, across, width, d->at->width, &from, &end);
+        pixels_there(first, across, width, d->at->width, &from, &end);
         for (int64_t l = 0; l < lines + d->at->behind[0]; l++, plane += d->at->width) {
             const int64_t y = (line + l) * down + p / across - v->w.before[1];
             memset(plane, 0, (size_t)d->at->width * sizeof(A));
             if (y < 0 || y >= height || from == end) continue;
             NAME(widen)(x + y * width + from * across + first, end - from, across, plane + from);
         }
+        memset(plane, 0, (size_t)(d->at->behind[1] + LANES) * sizeof(A)); /* what the last vector sees */
     }
 }
 
@@ -102,11 +94,6 @@ SIMD_PART void NAME(dots)(const A *x, const A *dy, const int32_t *offset, int ta
 
 /* --- the three ---------------------------------------------------------------------------------------------------- */
 
-SIMD_PART void NAME(offsets_in_x)(const layout *at, int taps, int32_t *to) {
-    for (int t = 0; t < taps; t++)
-        to[t] = at->of[t] * (int32_t)at->plane + at->line[t] * (int32_t)at->width + at->pixel[t];
-}
-
 /* Lines of results, which have gaps in `from`. */
 SIMD_PART void NAME(store)(const A *from, int64_t from_width, int64_t lines, int64_t width, bool add, T *to) {
     for (int64_t l = 0; l < lines; l++, from += from_width, to += width) {
@@ -127,7 +114,7 @@ SIMD static void NAME(forward)(void *arg, int64_t begin, int64_t end) {
     int32_t offset[MOST_TAPS];
     A weight[MOST_TAPS], in[BUFFER], out[BUFFER];
 
-    NAME(offsets_in_x)(at, taps, offset);
+    offsets_in_x(at, taps, offset);
     for (int64_t o = begin; o < end; o++) {
         const T *x = (const T *)d->x + o / v->out * volume(v->w.in);
         T *y = (T *)d->out + o * height * width;
@@ -147,7 +134,7 @@ SIMD_PART void NAME(spread)(const depthwise *d, int64_t p, int64_t line, int64_t
     const int64_t down = stride_of(v, 0), across = stride_of(v, 1), first = p % across - v->w.before[2];
     int64_t begin, end;
 
-    NAME(pixels_there)(first, across, v->w.in[2], d->at->width, &begin, &end);
+    pixels_there(first, across, v->w.in[2], d->at->width, &begin, &end);
     for (int64_t l = 0; l < lines; l++, from += d->at->width) {
         const int64_t y = (line + l) * down + p / across - v->w.before[1];
         if (y < 0 || y >= v->w.in[1] || begin == end) continue;
@@ -240,7 +227,7 @@ SIMD static void NAME(grad_weight)(void *arg, int64_t begin, int64_t end) {
     NAME(wide) totals[MOST_TAPS];
     A in[BUFFER], g[BUFFER];
 
-    NAME(offsets_in_x)(at, taps, offset);
+    offsets_in_x(at, taps, offset);
     memset(totals, 0, (size_t)taps * sizeof *totals);
     for (int64_t o = begin; o < end; o++) {
         int64_t terms = 0; /* of a lane */
@@ -251,7 +238,6 @@ SIMD static void NAME(grad_weight)(void *arg, int64_t begin, int64_t end) {
             for (int64_t line = 0; line < height; line += at->lines) {
                 const int64_t lines = least(at->lines, height - line), count = lines * at->width;
                 NAME(lay_x)(d, x, line, lines, in);
-                memset(in + at->planes * at->plane, 0, SLACK * sizeof(A));
                 NAME(lay_dy)(d, dy, line, lines, g);
                 memset(g + count, 0, SLACK * sizeof(A));
                 NAME(dots)(in, g, offset, taps, count, totals);
