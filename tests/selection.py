@@ -35,6 +35,7 @@ WHOLE = ("distributed", "ops", "project", "trainer", "utils", "zero")
 OF_TESTS = {
     "tests/cuda/test_sass.py::test_families": 1,
     "tests/ops/test_alignment.py::test_unaligned": 3,
+    "tests/ops/test_leftovers.py::test_what_is_on_the_stacks_changes_nothing": 4,
     "tests/ops/test_beyond_caches.py::test_pointwise": 2,
 }
 #: Of tests with MANY cases, all of which the usual build runs, --some takes one of so many with these builds.

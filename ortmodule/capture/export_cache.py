@@ -29,7 +29,7 @@ from ortmodule import _core
 from ortmodule.capture.trace_record import Trace
 from ortmodule.core import devices
 from ortmodule.core.errors import Uncacheable
-from ortmodule.core.logger import LOGGER, warn_once
+from ortmodule.core.logger import warn_once
 from ortmodule.core.names import PACKAGE
 from ortmodule.core.settings import safe_files
 from ortmodule.core.torch_private import symbolic_registry
@@ -68,7 +68,7 @@ def exported(trace: Trace, varied: frozenset, opset: int) -> onnx.ModelProto:
     try:
         key = _key(trace, varied, opset)
     except Uncacheable as reason:
-        LOGGER.debug("not cached: %s", reason)
+        warn_once(f"a graph is not kept in {_current.cache.folder}, so the next process exports it again: {reason}")
         return make()
     model = _current.cache.get(key)
     if model is None:
@@ -141,13 +141,13 @@ class _Hash:
             return
         data = value if isinstance(value, bytes) else repr(value).encode()
         if b" at 0x" in data and not isinstance(value, (bytes, str)):
-            raise Uncacheable(f"the trace holds a {type(value).__name__}")
+            raise Uncacheable(f"it holds an object of Python ({type(value).__name__})")
         self.digest.update(f"{type(value).__name__} {len(data)}\n".encode() + data)
 
 
 def _key(trace: Trace, varied: frozenset, opset: int) -> str:
     if any(group._functions._overrides for group in symbolic_registry._registry.values()):
-        raise Uncacheable("there are translations of operators that are not torch's")
+        raise Uncacheable("translations of operators are registered in this process that are not torch's own")
     digest = _Hash()
     digest.add(_versions())
     digest.add((opset, sorted(varied), trace.module.training, *_modes()))
@@ -164,12 +164,12 @@ def _add_nodes(digest: _Hash, block: Any) -> None:
     """What the printed graph shortens or leaves out."""
     for node in block.nodes():
         if node.kind() in _OBJECTS:
-            raise Uncacheable(f"the graph has a {node.kind()}")
+            raise Uncacheable(f"it calls a function of Python ({node.kind()})")
         digest.add((node.kind(), node.scopeName()))
         for name in node.attributeNames():
             kind = node.kindOf(name)
             if kind in ("g", "gs"):
-                raise Uncacheable(f"{node.kind()} has a graph inside")
+                raise Uncacheable(f"its {node.kind()} has a graph inside")
             value = node.output().toIValue() if kind == "ival" else getattr(node, kind)(name)
             digest.add((name, kind, str(value) if kind in ("ty", "tys") else value))
         for inner in node.blocks():

@@ -183,13 +183,14 @@ def test_two_processes_at_once(folder):
 # --- what is not kept -------------------------------------------------------------------------------------------------
 
 
-def test_own_translations_are_not_kept(folder):
+def test_own_translations_are_not_kept(folder, caplog):
     from torch.onnx._internal.torchscript_exporter import registration
 
     registration.registry.register("aten::relu", 18, lambda g, x: g.op("Relu", x), custom=True)
     try:
         assert run() == (0, 0)
         assert not folder.exists() or not list(folder.iterdir())
+        assert "not kept" in caplog.text and "translations of operators are registered" in caplog.text
     finally:
         registration.registry.unregister("aten::relu", 18)
 
@@ -199,7 +200,7 @@ class WithFunction(Net):
         return Doubled.apply(self.first(x))
 
 
-def test_python_functions_are_not_kept(folder):
+def test_python_functions_are_not_kept(folder, caplog):
     """They are objects of a process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -207,3 +208,4 @@ def test_python_functions_are_not_kept(folder):
         model = ORTModule(module)
         torch.testing.assert_close(model(x()), module.forward(x()))
     assert not list(folder.iterdir())
+    assert "not kept" in caplog.text and "calls a function of Python" in caplog.text
