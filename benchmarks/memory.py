@@ -182,6 +182,8 @@ class Way:
 
     def add(self):
         """The last steps. One that a budget has no room for leaves the others' figures."""
+        if self.failed:
+            return
         for _ in range(WARM):
             if not self.failed:
                 answer = self._ask(("run", True))

@@ -276,6 +276,23 @@ def _split(recorder: Recorder, input: torch.Tensor, *sizes: Any, dim: Any = 0, *
         recorder.read(input.size(place), DATA)
 
 
+def _chunked(recorder: Recorder, input: torch.Tensor, chunks: Any, dim: Any = 0) -> None:
+    """There may be fewer parts than are asked for: four elements in three parts are two of two."""
+    _split(recorder, input, dim=dim)
+    if isinstance(chunks, torch.Tensor):  # a size
+        recorder.read(chunks)
+        chunks = untraced_item(chunks)
+    if not (isinstance(chunks, int) and isinstance(dim, int) and -input.dim() <= dim < input.dim()):
+        return  # an error of the caller's
+    size = input.size(dim)
+    whole = untraced_item(size) if isinstance(size, torch.Tensor) else size
+    most = (size + chunks - 1) // chunks  # elements of a part
+    parts = -(-whole // -(-whole // chunks)) if whole else chunks
+    recorder.read(most * (parts - 1) < size)
+    if parts < chunks:
+        recorder.read(most * parts >= size)
+
+
 def _unbound(recorder: Recorder, input: torch.Tensor, dim: Any = 0) -> None:
     _split(recorder, input, dim=dim)
 
@@ -548,7 +565,8 @@ _TRACING = {torch.narrow, torch.Tensor.narrow, pad_packed_sequence, torch.linspa
 #: How many dimensions, or results, these have depends on sizes.
 _SIZED: dict[Any, Callable[..., None]] = {
     torch.squeeze: _squeezed, torch.Tensor.squeeze: _squeezed, torch.Tensor.squeeze_: _squeezed,
-    torch.split: _split, torch.Tensor.split: _split, torch.chunk: _split, torch.Tensor.chunk: _split,
+    torch.split: _split, torch.Tensor.split: _split, torch.chunk: _chunked, torch.Tensor.chunk: _chunked,
+    torch.unsafe_chunk: _chunked, torch.Tensor.unsafe_chunk: _chunked,
     torch.unbind: _unbound, torch.Tensor.unbind: _unbound,
 }  # fmt: skip
 _COMPARED: dict[str, Callable[..., Any]] = {

@@ -1,10 +1,11 @@
-"""Tensors are tiled by numbers and by sizes, in one graph for all sizes, with PyTorch's results and gradients."""
+"""Tensors are tiled and cut in parts by numbers and sizes: one graph for all sizes, PyTorch's results and gradients."""
 
+import onnx
 import pytest
 import torch
 from torch import nn
 
-from ortmodule import ORTModule, explain
+from ortmodule import DebugOptions, ORTModule, explain
 
 FORMS = {
     "fewer times than dimensions": lambda w, z, x: x + w.tile((x.shape[2] // 2, x.shape[3] // 2)),
@@ -50,3 +51,83 @@ def test_tile(form):
             results.append([result, *torch.autograd.grad(result.sin().sum(), operands, allow_unused=True)])
         torch.testing.assert_close(results[1], results[0])
     assert explain(model).captured and explain(model).exports == 1
+
+
+class Cut(nn.Module):
+    """Has a result of each part that ``cut`` gives."""
+
+    def __init__(self, cut):
+        super().__init__()
+        self.scale, self.cut = nn.Parameter(torch.randn(6)), cut
+
+    def forward(self, x):
+        return [part.sin() * (i + 1) for i, part in enumerate(self.cut(x * self.scale))]
+
+
+def compare(module, model, rows, length):
+    x, results = torch.randn(rows, length, 6, dtype=torch.float64), []
+    for run in (module, model):
+        given = x.clone().requires_grad_()
+        parts = run(given)
+        grads = torch.autograd.grad(sum(p.square().sum() for p in parts), [given, module.scale])
+        results.append([*parts, *grads])
+    torch.testing.assert_close(results[1], results[0])
+
+
+#: How many parts are asked for, of which dimension; lengths that have as many, and a graph for each where that holds
+#: of no shorter length; another length, which has fewer.
+CHUNKS = [
+    (3, 1, (7, 8, 9), 1, 4),
+    (3, -2, (9, 12, 7), 1, 4),
+    (1, 1, (3, 5, 8), 1, 2),
+    (4, 1, (10, 16, 13), 3, 5),
+    (3, 2, (5, 6, 9), 1, 7),
+]
+
+
+@pytest.mark.parametrize("count,dim,lengths,graphs,other", CHUNKS)
+def test_chunk(count, dim, lengths, graphs, other, tmp_path, monkeypatch):
+    """One operator in the exported graph, which fits lengths that have as many parts."""
+    monkeypatch.setenv("ORTMODULE_CAPTURE_SHARE", "inf")
+    torch.manual_seed(0)
+    module = Cut(lambda x: x.chunk(count, dim)).double()
+    model = ORTModule(module, DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(tmp_path)))
+    for length in lengths:
+        compare(module, model, 2, length)
+    assert explain(model).exports == graphs
+    exported = onnx.load(tmp_path / "net_torch_exported_training.onnx")
+    assert [node.op_type for node in exported.graph.node].count("Split") == 1
+    compare(module, model, 2, other)
+    assert explain(model).captured and not explain(model).pytorch_calls
+
+
+CUTS = {
+    "chunk": lambda x: x.chunk(3, 1),
+    "torch.chunk": lambda x: torch.chunk(x, 4, dim=-2),
+    "unsafe_chunk": lambda x: x.unsafe_chunk(3, 1),
+    "chunk of rows": lambda x: x.chunk(3),
+    "chunk of all": lambda x: x.reshape(-1).chunk(5),
+    "chunk of a slice": lambda x: x[:, 1:].chunk(3, 1),
+    "chunk by a size": lambda x: x.chunk(x.shape[0] + 1, 1),
+    "split": lambda x: x.split(3, 1),
+    "split of rows": lambda x: torch.split(x, 2),
+    "split by a size": lambda x: x.split((x.shape[1] + 1) // 2, 1),
+    "unsafe_split": lambda x: x.unsafe_split(3, 1),
+    "tensor_split": lambda x: x.tensor_split(3, 1),
+    "tensor_split at": lambda x: x.tensor_split((1, 4), 1),
+    "unbind": lambda x: x.unbind(1),
+    "iteration": lambda x: list(x.transpose(0, 1)),
+}
+SIZES = ((2, 7), (2, 8), (2, 9), (4, 9), (6, 9), (5, 9), (2, 4), (2, 5), (2, 10), (2, 2), (1, 7), (7, 3))
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_there_are_as_many_parts_as_in_pytorch(cut, monkeypatch):
+    """Sizes decide how many: where there are others than in the trace its graph does not hold."""
+    monkeypatch.setenv("ORTMODULE_CAPTURE_SHARE", "inf")
+    torch.manual_seed(0)
+    module = Cut(CUTS[cut]).double()
+    model = ORTModule(module)
+    for rows, length in SIZES:
+        compare(module, model, rows, length)
+    assert explain(model).captured and not explain(model).pytorch_calls
