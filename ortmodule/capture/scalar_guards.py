@@ -281,15 +281,15 @@ def _chunked(recorder: Recorder, input: torch.Tensor, chunks: Any, dim: Any = 0)
     _split(recorder, input, dim=dim)
     if isinstance(chunks, torch.Tensor):  # a size
         recorder.read(chunks)
-        chunks = untraced_item(chunks)
-    if not (isinstance(chunks, int) and isinstance(dim, int) and -input.dim() <= dim < input.dim()):
+    count = untraced_item(chunks) if isinstance(chunks, torch.Tensor) else chunks
+    if not (isinstance(count, int) and isinstance(dim, int) and -input.dim() <= dim < input.dim()):
         return  # an error of the caller's
     size = input.size(dim)
     whole = untraced_item(size) if isinstance(size, torch.Tensor) else size
     most = (size + chunks - 1) // chunks  # elements of a part
-    parts = -(-whole // -(-whole // chunks)) if whole else chunks
-    recorder.read(most * (parts - 1) < size)
-    if parts < chunks:
+    parts = -(-whole // -(-whole // count)) if whole else count
+    recorder.read(most * ((chunks if parts == count else parts) - 1) < size)
+    if parts < count:
         recorder.read(most * parts >= size)
 
 

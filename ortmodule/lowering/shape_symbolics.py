@@ -84,23 +84,12 @@ def _numbers(g: GraphContext, values: TracedValue) -> list[TracedValue]:
     return [g.op("Reshape", value, flat) for value in unpack_list(values)]
 
 
-@symbolic("prim::ConstantChunk")
-def _constant_chunk(g: GraphContext, x: TracedValue) -> list[TracedValue]:
-    node = g.original_node
-    return _parts(g, x, node.i("dim"), node.outputsSize())
-
-
 @symbolic("aten::chunk", args="v v i")
 def _chunk(g: GraphContext, x: TracedValue, chunks: TracedValue, dim: int) -> TracedValue:
-    """Into fewer parts than were asked for: how many is guarded, in each run as in the trace."""
+    """Into fewer parts than are asked for, which the exporter does not know; each run has as many as the trace."""
     unpacked = [use.user for use in g.original_node.output().uses() if use.user.kind() == "prim::ListUnpack"]
-    parts = _parts(g, x, dim, unpacked[0].outputsSize()) if unpacked else NotImplemented
-    return parts if parts is NotImplemented else g.op("prim::ListConstruct", *parts)
-
-
-def _parts(g: GraphContext, x: TracedValue, dim: int, count: int) -> list[TracedValue]:
-    """One operator, whose last part may be shorter, as here; the exporter writes a slice for each part."""
-    if g.opset < 18:
+    asked = maybe_get_const(chunks, "i")
+    if not unpacked or not isinstance(asked, int) or (count := unpacked[0].outputsSize()) == asked or g.opset < 18:
         return NotImplemented
     parts = g.op("Split", x, axis_i=dim, num_outputs_i=count, outputs=count)
-    return [parts] if count == 1 else list(parts)
+    return g.op("prim::ListConstruct", *([parts] if count == 1 else parts))
