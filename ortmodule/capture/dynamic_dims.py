@@ -112,9 +112,9 @@ def capture(
         nonlocal made
         made += 1
         from_data.counts = dims.numbers_at(sizes, second=high)
-        cut = sizes.cut(tensors, numbers)
         try:
-            found = trace(forward, module, tree, arguments, cut, opset, opaque, from_data, high)
+            given = forward, module, tree, arguments, sizes.cut(tensors, numbers)
+            found = trace(*given, opset, opaque, from_data, high)
             counts[id(found)] = tree.counts(high) | from_data.counts
             return found
         except ExportError as error:
@@ -122,15 +122,10 @@ def capture(
         except NotTraceable as error:
             raise _blaming(TraceFailed(str(error)), getattr(error, "submodule", None), error.cause) from None
         except Exception as error:
-            first = str(error).partition("\n")[0]  # what follows may be the elements of a tensor
-            place = line_of_error(error)
-            text = f"{type(error).__name__}: {first}" + (f" (a trace fails at {place})" if place else "")
-            if "support saved tensor hooks" in first:
-                text = f"{place} uses a transform of torch.func, through which nothing is traced"
-            raise _blaming(TraceFailed(text), getattr(error, "submodule", None)) from error
+            raise _blaming(TraceFailed(_text_of(error)), getattr(error, "submodule", None)) from error
 
     more = len(tree.resized_tensors()[0])
-    shapes = [t.shape for t in tensors[: len(tensors) - more]]
+    shapes = [t.shape for t in tensors[: -more or None]]
     follows, counts = tree.following(shapes), dict[int, dict[str, float]]()  # counts: those of each trace
     dims, model = Dims(tensors, more, tree.ranks, follows), None
     with export.CAPTURING:
@@ -144,7 +139,6 @@ def capture(
     _check_own_writes(model, [write for write in first.writes if write.output is None])
     pinned = {(i, d): n for i, t in enumerate(first.tensors) for d, n in enumerate(t.shape) if (i, d) not in varied}
     least = min((first, second), key=lambda trace: sum(t.numel() for t in trace.tensors))
-    sample, counted = least.tensors, counts[id(least)]
     first.graph = first.module = None  # type: ignore[assignment]  # nothing needs them any more
     for output in views:  # PyTorch differentiates them
         first.requires_grad[output] = False
@@ -152,11 +146,28 @@ def capture(
         replaced, loop = short.replaced, short.loop
     else:
         replaced, loop = pattern_rewriter.apply(model, opset) if rewritten else {}, None
-    kept = dims.staying(varied) if dims.kept and short is None else ()
-    paths = [(name, *name.rpartition(".")[::2]) for name in kept]
-    fixed = tuple((vars(tree.modules[path]), key, follows[name].of(shapes)) for name, path, key in paths)
-    seconds, equal = time.perf_counter() - start, tuple(dims.equal)
-    return Capture(model, first, pinned, made, seconds, sample, views, replaced, loop, equal, counted, follows, fixed)
+    fixed = _fixed(dims, tree, varied, shapes) if dims.kept and short is None else ()
+    numbers_of = tuple(dims.equal), counts[id(least)], follows, fixed
+    return Capture(
+        model, first, pinned, made, time.perf_counter() - start, least.tensors, views, replaced, loop, *numbers_of
+    )
+
+
+def _text_of(error: Exception) -> str:
+    """What a user is told of an error of forward in a trace."""
+    first = str(error).partition("\n")[0]  # what follows may be the elements of a tensor
+    place = line_of_error(error)
+    if "support saved tensor hooks" in first:
+        return f"{place} uses a transform of torch.func, through which nothing is traced"
+    return f"{type(error).__name__}: {first}" + (f" (a trace fails at {place})" if place else "")
+
+
+def _fixed(
+    dims: Dims, tree: Tree, varied: frozenset[Dim], shapes: Sequence[Sequence[int]]
+) -> tuple[tuple[Mapping[str, Any], str, float], ...]:  # fmt: skip
+    """The numbers of the module that both traces have alike, as they are at a call with inputs of these ``shapes``."""
+    paths = [(name, *name.rpartition(".")[::2]) for name in dims.staying(varied)]
+    return tuple((vars(tree.modules[path]), key, dims.follows[name].of(shapes)) for name, path, key in paths)
 
 
 def _exported(

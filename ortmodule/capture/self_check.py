@@ -86,8 +86,7 @@ def _difference(
             generators.put_back()
             with only_pytorch(), _unvalidated(), _KeepAll(filled, left) as recorder:
                 tree.put_counters()
-                found = capture.trace.eager(forward, arguments, given_inputs)
-                return [t.detach() for t in found], recorder.random
+                return [t.detach() for t in capture.trace.eager(forward, arguments, given_inputs)], recorder.random
 
     expected, random = in_pytorch()
     if not capture.trace.data_reads and not all(t.isfinite().all() for t in expected if t.is_floating_point()):

@@ -187,6 +187,10 @@ class FillsCache(BaseException, Generic[SlotT, NumberT, TableT]):
         self.slots, self.numbers, self.tables = slots, numbers, tables
 
 
+class NotScripted(Exception):
+    """A value is not of the type that a scripted function has for it."""
+
+
 class TraceFailed(Exception):
     """One trace of several failed; the sentence says why. ``submodule``: the path of the one that is to blame."""
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from tests.selection import each
+from tests.twins import step_in_mode as step
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WIDTH = 8
@@ -298,17 +299,6 @@ def held(module):
             elif key == "numbers":
                 found[f"{path}.{key}"] = [*(value.values() if isinstance(value, dict) else value)]
     return found
-
-
-def step(module, x, training):
-    module.train(training)
-    if not training:
-        with torch.no_grad():
-            return [module(x)]
-    module.zero_grad()
-    y = module(x.requires_grad_())
-    y.square().mean().backward()
-    return [y.detach(), x.grad, *(p.grad for p in module.parameters())]
 
 
 def compare(make, order, modes, monkeypatch, change=None, share="inf"):

@@ -13,6 +13,7 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from tests.selection import each
+from tests.twins import step
 
 warnings.filterwarnings("ignore", message=".*torch.jit.script.*")
 warnings.filterwarnings("ignore", message=".*TorchScript.*")
@@ -180,13 +181,6 @@ WAYS = {
     "submodule": lambda name: Twice(SCRIPTED[name]),
     "closure": nested,
 }
-
-
-def step(module, x):
-    module.zero_grad()
-    y = module(x.requires_grad_())
-    y.square().mean().backward()
-    return [y.detach(), x.grad, *(p.grad for p in module.parameters())]
 
 
 CASES = [(name, way) for name in FUNCTIONS for way in WAYS]

@@ -10,6 +10,7 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from tests.selection import each
+from tests.twins import step_in_mode as step
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WIDTH = 8
@@ -189,17 +190,6 @@ def held(module):
             elif type(value) is dict and key == "masks":
                 found |= {f"{path}.{key}.{n}": table for n, table in value.items()}
     return found
-
-
-def step(module, x, training):
-    module.train(training)
-    if not training:
-        with torch.no_grad():
-            return [module(x)]
-    module.zero_grad()
-    y = module(x.requires_grad_())
-    y.square().mean().backward()
-    return [y.detach(), x.grad, *(p.grad for p in module.parameters())]
 
 
 def inputs(dim, lengths):

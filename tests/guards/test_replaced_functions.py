@@ -1,4 +1,4 @@
-"""Functions that forward calls by a name, and that others take the place of: graphs of the first do not go on."""
+"""Other functions take the place of those that forward calls by a name: graphs of these do not go on."""
 
 import copy
 import types

@@ -29,6 +29,7 @@ import torch
 
 from ortmodule.capture.numbers import symbolic_numbers
 from ortmodule.capture.scalar_guards import active
+from ortmodule.core.errors import NotScripted
 from ortmodule.core.objects.interception import Replacement, replaced
 from ortmodule.core.size_expr import is_number, number_of
 from ortmodule.core.torch_private import is_scripted_from, python_of
@@ -53,10 +54,6 @@ _NOT_PYTHON = (NameError, AttributeError, TypeError, NotImplementedError)
 _TORCHS = ("torch", "math", "typing", "builtins")
 _thread = threading.local()
 _known: WeakKeyDictionary[Any, types.FunctionType | None] = WeakKeyDictionary()  # by scripted functions
-
-
-class _Other(Exception):
-    """A value is not of the type that a scripted function has for it."""
 
 
 def _python_of(scripted: Any) -> types.FunctionType | None:
@@ -147,7 +144,7 @@ def _takes(kind: Any) -> bool:
 
 
 def _as(kind: Any, value: Any) -> Any:
-    """``value`` as a scripted function gets it. Raises _Other."""
+    """``value`` as a scripted function gets it. Raises NotScripted."""
     name, inner = kind.kind(), _inner(kind)
     if name == "OptionalType":
         return None if value is None else _as(inner[0], value)
@@ -166,26 +163,26 @@ def _as(kind: Any, value: Any) -> Any:
         return float(value)
     elif name in _PLAIN and type(value) in _PLAIN[name]:
         return value
-    raise _Other
+    raise NotScripted
 
 
 def _traced_number(name: str, value: torch.Tensor) -> Any:
-    """A number that knows its tensor, or a size. Raises _Other."""
+    """A number that knows its tensor, or a size. Raises NotScripted."""
     found: Any = None
     if symbolic_numbers.is_one(value):
         found = float if symbolic_numbers.is_float(value) else int
     elif is_number(value):
         found = type(number_of(value))
     if found is None or found is not {"IntType": int, "FloatType": float}.get(name):
-        raise _Other
+        raise NotScripted
     return value
 
 
 def _given(scripted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Raises _Other."""
+    """Raises NotScripted."""
     kinds = {each.name: each.type for each in _arguments(scripted)}
     if len(args) > len(kinds) or not kwargs.keys() <= kinds.keys():
-        raise _Other
+        raise NotScripted
     found = [_as(kind, value) for kind, value in zip(kinds.values(), args, strict=False)]
     return found, {name: _as(kinds[name], value) for name, value in kwargs.items()}
 
@@ -199,7 +196,7 @@ def _inlined(call: Callable[..., Any]) -> Callable[..., Any]:
             original = _python_of(scripted)
             try:
                 given = None if original is None else _given(scripted, args, kwargs)
-            except _Other:
+            except NotScripted:
                 given = None
         if original is None or given is None:
             return call(scripted, *args, **kwargs)
