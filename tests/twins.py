@@ -21,6 +21,15 @@ def step(module, x):
     return [y.detach(), x.grad, *(p.grad for p in module.parameters())]
 
 
+def step_in_mode(module, x, training):
+    """:func:`step`, or the result alone of an evaluation."""
+    module.train(training)
+    if training:
+        return step(module, x)
+    with torch.no_grad():
+        return [module(x)]
+
+
 class Doubled(torch.autograd.Function):
     """A custom function, which PyTorch runs inside the graph."""
 

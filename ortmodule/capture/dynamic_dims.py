@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import onnx
 import torch
@@ -39,6 +40,7 @@ from ortmodule.core.errors import (
 )
 from ortmodule.core.names import STATE
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.reads.size_tables import Key
 from ortmodule.host.opaque_regions import Opaque
 from ortmodule.lowering import export
 
@@ -70,6 +72,14 @@ class Capture:
     replaced: dict[str, int] = field(default_factory=dict)  #: how often each of the user's patterns was found
     loop: Loop | None = None  #: the length that the graph is for is one of many
     equal: tuple[frozenset[Dim], ...] = ()  #: dimensions that have to be of one size
+    counted: Mapping[str, float] = field(default_factory=dict)  #: attributes that are numbers, at the sample
+    follows: dict[str, Key] = field(default_factory=dict)  #: those that follow from sizes
+    #: Numbers of the module that have to be these: (attributes, name, number).
+    fixed: tuple[tuple[Mapping[str, Any], str, float], ...] = ()
+
+    def numbers_at(self, tensors: Sequence[torch.Tensor]) -> dict[str, float]:
+        """Those that follow sizes, for tensors of other sizes."""
+        return {name: key.of([t.shape for t in tensors]) for name, key in self.follows.items()}
 
     def at_length(self, n: int) -> Capture:
         """The same of another length, which the loop's template fits."""
@@ -101,21 +111,23 @@ def capture(
     def at(sizes: Sizes, from_data: Numbers, high: bool = False) -> Trace:
         nonlocal made
         made += 1
+        from_data.counts = dims.numbers_at(sizes, second=high)
         try:
-            return trace(forward, module, tree, arguments, sizes.cut(tensors, numbers), opset, opaque, from_data, high)
+            given = forward, module, tree, arguments, sizes.cut(tensors, numbers)
+            found = trace(*given, opset, opaque, from_data, high)
+            counts[id(found)] = tree.counts(high) | from_data.counts
+            return found
         except ExportError as error:
             raise CaptureError(str(error), error.kind) from error
         except NotTraceable as error:
             raise _blaming(TraceFailed(str(error)), getattr(error, "submodule", None), error.cause) from None
         except Exception as error:
-            first = str(error).partition("\n")[0]  # what follows may be the elements of a tensor
-            place = line_of_error(error)
-            text = f"{type(error).__name__}: {first}" + (f" (a trace fails at {place})" if place else "")
-            if "support saved tensor hooks" in first:
-                text = f"{place} uses a transform of torch.func, through which nothing is traced"
-            raise _blaming(TraceFailed(text), getattr(error, "submodule", None)) from error
+            raise _blaming(TraceFailed(_text_of(error)), getattr(error, "submodule", None)) from error
 
-    dims, model = Dims(tensors, len(tree.resized_tensors()[0]), tree.ranks), None
+    more = len(tree.resized_tensors()[0])
+    shapes = [t.shape for t in tensors[: -more or None]]
+    follows, counts = tree.following(shapes), dict[int, dict[str, float]]()  # counts: those of each trace
+    dims, model = Dims(tensors, more, tree.ranks, follows), None
     with export.CAPTURING:
         while model is None:
             loops = opset if rewritten and part == SMALL else None
@@ -126,7 +138,7 @@ def capture(
             model, views = _exported(dims, first, second, varied, opset)
     _check_own_writes(model, [write for write in first.writes if write.output is None])
     pinned = {(i, d): n for i, t in enumerate(first.tensors) for d, n in enumerate(t.shape) if (i, d) not in varied}
-    sample = min(first.tensors, second.tensors, key=lambda tensors: sum(t.numel() for t in tensors))
+    least = min((first, second), key=lambda trace: sum(t.numel() for t in trace.tensors))
     first.graph = first.module = None  # type: ignore[assignment]  # nothing needs them any more
     for output in views:  # PyTorch differentiates them
         first.requires_grad[output] = False
@@ -134,8 +146,28 @@ def capture(
         replaced, loop = short.replaced, short.loop
     else:
         replaced, loop = pattern_rewriter.apply(model, opset) if rewritten else {}, None
-    equal = tuple(dims.equal)
-    return Capture(model, first, pinned, made, time.perf_counter() - start, sample, views, replaced, loop, equal)
+    fixed = _fixed(dims, tree, varied, shapes) if dims.kept and short is None else ()
+    numbers_of = tuple(dims.equal), counts[id(least)], follows, fixed
+    return Capture(
+        model, first, pinned, made, time.perf_counter() - start, least.tensors, views, replaced, loop, *numbers_of
+    )
+
+
+def _text_of(error: Exception) -> str:
+    """What a user is told of an error of forward in a trace."""
+    first = str(error).partition("\n")[0]  # what follows may be the elements of a tensor
+    place = line_of_error(error)
+    if "support saved tensor hooks" in first:
+        return f"{place} uses a transform of torch.func, through which nothing is traced"
+    return f"{type(error).__name__}: {first}" + (f" (a trace fails at {place})" if place else "")
+
+
+def _fixed(
+    dims: Dims, tree: Tree, varied: frozenset[Dim], shapes: Sequence[Sequence[int]]
+) -> tuple[tuple[Mapping[str, Any], str, float], ...]:  # fmt: skip
+    """The numbers of the module that both traces have alike, as they are at a call with inputs of these ``shapes``."""
+    paths = [(name, *name.rpartition(".")[::2]) for name in dims.staying(varied)]
+    return tuple((vars(tree.modules[path]), key, dims.follows[name].of(shapes)) for name, path, key in paths)
 
 
 def _exported(
@@ -251,6 +283,7 @@ def _short(
     opset: int, numbers: Numbers,
 ) -> _Short | None:  # fmt: skip
     """A loop over dimensions that do not vary. ``unlike``: dimensions with whose sizes the number of nodes varies."""
+    dims.fixed = False  # the numbers are others for other lengths
     for group in [part for whole_group in dims.groups(sizes) for part in dims.parts(whole_group)]:
         if group & varied or not any(group <= dimensions for dimensions in unlike):
             continue
@@ -295,18 +328,20 @@ def _agreeing(
 ) -> _Agreed:  # fmt: skip
     """As :func:`_two_traces`. ``first``: made at ``sizes``, before what forward sets once was there."""
     reason, submodule, failed = "", None, False
-    tried: set[frozenset[Dim]] = set()
-    unlike: list[frozenset[Dim]] = []  # dimensions with whose sizes the number of nodes varies
+    tried, unlike = set[frozenset[Dim]](), list[frozenset[Dim]]()  # unlike: the number of nodes varies with their sizes
 
     def second(varied: frozenset[Dim]) -> Trace | None:
         """Another trace, if it agrees with the first."""
         tried.add(varied)
-        for step, otherwise in WAYS:
-            mine = numbers.after(first.numbers, step)
-            if (other := with_numbers(varied, mine, otherwise)) is not None or not first.numbers:
-                return other
-            if not mine.changed and not failed:
-                break
+        for fixed in (False, True) if dims.staying(varied) else (False,):
+            dims.fixed = fixed
+            for step, otherwise in WAYS:
+                mine = numbers.after(first.numbers, step)
+                if (other := with_numbers(varied, mine, otherwise)) is not None:
+                    dims.kept = fixed
+                    return other
+                if not first.numbers or not (mine.changed or failed):
+                    break
         return None
 
     def with_numbers(varied: frozenset[Dim], mine: Numbers, otherwise: bool) -> Trace | None:
@@ -328,8 +363,8 @@ def _agreeing(
     other, varied = _most_that_vary(dims, sizes, second, tried)
     if first.settled:
         if other is None and (other := second(varied)) is None:
-            name = first.settled[0][0].name
-            raise _blaming(CaptureError(f"forward sets {name}, and does something else from then on"), submodule)
+            then = f"forward sets {first.settled[0][0].name}, and does something else from then on"
+            raise _blaming(CaptureError(then), submodule)
         first, other = other, first  # that is how forward goes on
     elif opset is not None and unlike and (short := _short(at, dims, sizes, varied, unlike, opset, numbers)):
         return short.first, short.second, varied, short
@@ -345,8 +380,7 @@ def _agreeing(
         except TraceFailed as error:
             reason, submodule, other = str(error), error.submodule, None
         if other is None and not varied:
-            text = f"traces of two parts of one batch do not agree: {reason}"
-            raise _blaming(CaptureError(text), submodule)
+            raise _blaming(CaptureError(f"traces of two parts of one batch do not agree: {reason}"), submodule)
         varied = varied if other is not None else frozenset()
 
 

@@ -51,7 +51,7 @@ def difference(
     values decide what forward does. ``tuning``: measures products before the first of them runs, since what has run in
     a process is not measured any more.
     """
-    with alone():
+    with alone(), tree.counted(False, capture.counted):
         return _difference_alone(capture, forward, arguments, tree, tuning)
 
 
@@ -85,8 +85,8 @@ def _difference(
             given_inputs = [with_attributes(copy, t) for copy, t in zip(given_inputs, capture.sample, strict=True)]
             generators.put_back()
             with only_pytorch(), _unvalidated(), _KeepAll(filled, left) as recorder:
-                found = capture.trace.eager(forward, arguments, given_inputs)
-                return [t.detach() for t in found], recorder.random
+                tree.put_counters()
+                return [t.detach() for t in capture.trace.eager(forward, arguments, given_inputs)], recorder.random
 
     expected, random = in_pytorch()
     if not capture.trace.data_reads and not all(t.isfinite().all() for t in expected if t.is_floating_point()):

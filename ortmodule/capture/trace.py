@@ -19,6 +19,7 @@ from ortmodule.capture.calls import function_caches
 from ortmodule.capture.calls.checkpoints import Checkpoints, OfCheckpoints
 from ortmodule.capture.calls.checkpoints import met as meeting_checkpoints
 from ortmodule.capture.calls.imports import untraced_imports
+from ortmodule.capture.calls.scripted_calls import inlined
 from ortmodule.capture.effects.container_items import changed_items, check_value, settle_refilled, tensors_in
 from ortmodule.capture.effects.filled_caches import check_caches, forget_own, may_set_up, put_resized
 from ortmodule.capture.effects.side_effects import Hidden, SideEffects, hidden
@@ -171,10 +172,10 @@ def _record(
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque), operands, changes), None
         flat.looks = looking
         with (
-            saved_tensors_hooks(saved.pack, saved.unpack), tree.counted(high) as flat.counters,
+            saved_tensors_hooks(saved.pack, saved.unpack), tree.counted(high, numbers.counts) as flat.counters,
             tree.isolated() as flat.copies, tree.unhooked(), no_collections(),
             scalar_guards.recording() as flat.recorder, flat.mode, function_caches.left_out(), export.tracing(flat),
-            untraced_imports(), recording_regions(flat.regions), recording_collectives(flat.collectives),
+            untraced_imports(), inlined(), recording_regions(flat.regions), recording_collectives(flat.collectives),
             meeting_checkpoints(), recording_dtensors(flat.mode.dtensors),
         ):  # fmt: skip
             try:

@@ -8,12 +8,14 @@ lengths of what is packed there (`x.split(n.tolist())`), and integers that rise 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 
 from ortmodule.core.objects.tensor_copies import with_attributes
+from ortmodule.guards.reads.size_tables import Key
 
 Dim = tuple[int, int]  # (tensor, dimension)
 SHORT = 8  # lengths are cut to this for tracing
@@ -29,6 +31,7 @@ class Sizes:
     other_rows: frozenset[Dim] = field(default=frozenset())  # dimensions in which the second takes the first's place
     kept: frozenset[int] = field(default=frozenset())  # tensors of which the first rows are taken in any case
     packed: tuple[tuple[int, Dim], ...] = ()  # tensors of lengths, or of offsets, and a dimension that is their sum
+    count: int = 1 << 62  # of the caller's tensors: what the module holds behind them may belong to the sizes
 
     def cut(self, tensors: Sequence[torch.Tensor], numbers: frozenset[int]) -> list[torch.Tensor]:
         """``numbers``: those of ``tensors`` that are Python numbers of the caller's."""
@@ -51,7 +54,7 @@ class Sizes:
                 part = part.index_select(d, (torch.arange(length, device=part.device) + first) % size)
             if (index, d) in self.other_rows and length > 1:
                 part = part.index_select(d, torch.arange(length, device=part.device).clamp(min=1))
-        if self.shift and not self.varied and part.is_floating_point() and part.dim():
+        if self.shift and not self.varied and part.is_floating_point() and part.dim() and index < self.count:
             part = part.roll(1, -1)
         part = part.clone() if part is tensor or part.data_ptr() == tensor.data_ptr() else part
         return with_attributes(part.requires_grad_(tensor.requires_grad), tensor)
@@ -63,9 +66,12 @@ BATCH, LENGTH, SPACE, FEATURE = range(4)  # what a dimension probably is; nothin
 class Dims:
     """The dimensions of the inputs, in groups that have one size and so probably vary together."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], resized: int = 0, ranks: int = 1) -> None:
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], resized: int = 0, ranks: int = 1,
+        follows: Mapping[str, Key] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         """``resized``: how many of ``tensors``, the last ones, are the module's. ``ranks``: among so many dimensions
-        may be split."""
+        may be split. ``follows``: attributes of the module with numbers that follow from sizes of the call."""
         self.ranks = ranks
         self.given: dict[Dim, int] = {(i, d): n for i, t in enumerate(tensors) for d, n in enumerate(t.shape)}
         self.count = len(tensors) - resized
@@ -82,6 +88,10 @@ class Dims:
         #: Tensors of lengths or offsets, and the dimensions of the others that are as long as all of these together.
         self.packed = {i: found for i, total in totals.items() if (found := self._of_size(total, i))}
         self.equal: list[frozenset[Dim]] = []  # dimensions whose sizes are equal in every trace
+        self.follows = follows
+        self._first: dict[str, float] = {}  # these numbers in the first trace
+        #: Has a second trace the same numbers, where their sizes do not vary? Had the one that agreed?
+        self.fixed = self.kept = False
         self.together = True  # is it tried whether dimensions may vary while they are equal?
 
     def _kind(self, tensor: torch.Tensor, d: int) -> int:
@@ -92,6 +102,22 @@ class Dims:
         if tensor.dim() >= 4:
             return FEATURE if d == 1 else SPACE
         return LENGTH if (tensor.dim(), d) == (3, 1) else FEATURE
+
+    def numbers_at(self, sizes: Sizes, second: bool) -> dict[str, float]:
+        """What numbers of the module are in a trace at these ``sizes``. Where a ``second`` trace does not say, they are
+        others than in the first."""
+        found = {name: key.at_lengths(sizes.lengths) for name, key in self.follows.items()}
+        numbers = {name: n for name, n in found.items() if n is not None}
+        if not second:
+            self._first = numbers
+            return numbers
+        staying = self.staying(sizes.varied)
+        moved = {name: n + (n == self._first.get(name)) for name, n in numbers.items() if name not in staying}
+        return moved | {name: self._first[name] for name in staying if self.fixed and name in self._first}
+
+    def staying(self, varied: frozenset[Dim]) -> list[str]:
+        """The numbers that follow from sizes of other dimensions alone."""
+        return [name for name, key in self.follows.items() if varied.isdisjoint(key.dims)]
 
     def _of_size(self, size: int, other_than: int) -> list[Dim]:
         """Dimensions of the other tensors that may be packed ones."""
@@ -128,11 +154,12 @@ class Dims:
         return {dim: by_kind.get(kind[n], int)(n) for dim, n in self.given.items()}
 
     def groups(self, sizes: Sizes) -> list[frozenset[Dim]]:
-        """Dimensions of one size: they probably vary together. The batch comes first, features last."""
-        found: dict[int, list[Dim]] = {}
+        """Dimensions of one size: they probably vary together. The batch comes first, features last. (Those that are
+        of one size as they are cut are none.)"""
+        found: dict[tuple[int, int], list[Dim]] = {}
         for dim, size in sizes.lengths.items():
             if size > 1 and self.kind[dim] < self.pinned:
-                found.setdefault(size, []).append(dim)
+                found.setdefault((size, self.given[dim]), []).append(dim)
         return [frozenset(g) for g in sorted(found.values(), key=lambda g: min(self.kind[d] for d in g))]
 
     def parts(self, group: frozenset[Dim]) -> list[frozenset[Dim]]:
@@ -163,7 +190,7 @@ class Dims:
                 new[dim] = min(new[dim], self.given[dim])
         rows = {dim for dim in new if self.kind[dim] == BATCH and dim not in varied} if otherwise else ()
         kept = self.rising if keeping else frozenset()
-        return Sizes(new, shift=True, varied=varied, other_rows=frozenset(rows), kept=kept)
+        return Sizes(new, shift=True, varied=varied, other_rows=frozenset(rows), kept=kept, count=self.count)
 
     def probes(self, sizes: Sizes, varied: frozenset[Dim], otherwise: bool) -> list[Sizes]:
         """What is tried, in this order. Of the whole batch it is not known yet whether anything is packed."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Objects of later packages that an error carries to where it is caught.
 SlotT = TypeVar("SlotT")
+NumberT = TypeVar("NumberT")
 TableT = TypeVar("TableT")
 VariantT = TypeVar("VariantT")
 
@@ -175,15 +176,19 @@ class Moved(NotTraceable):
     """A generator of NumPy's has been drawn from, since the state was looked at last."""
 
 
-class FillsCache(BaseException, Generic[SlotT, TableT]):
+class FillsCache(BaseException, Generic[SlotT, NumberT, TableT]):
     """Forward fills a cache. It goes through the user's code, whose handlers of errors must not take it."""
 
     def __init__(
-        self, reason: str, slots: Sequence[SlotT] = (), numbers: Sequence[SlotT] = (), tables: Sequence[TableT] = ()
+        self, reason: str, slots: Sequence[SlotT] = (), numbers: Sequence[NumberT] = (), tables: Sequence[TableT] = ()
     ) -> None:
         """``slots``: with tensors, ``numbers``: that it sets beside them; ``tables``: in dictionaries."""
         super().__init__(reason)
         self.slots, self.numbers, self.tables = slots, numbers, tables
+
+
+class NotScripted(Exception):
+    """A value is not of the type that a scripted function has for it."""
 
 
 class TraceFailed(Exception):

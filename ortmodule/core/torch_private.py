@@ -157,6 +157,25 @@ set_versions = _private(
     "torch._C._autograd._unsafe_set_version_counter", "a tensor that a capture has changed is as it was before"
 )
 
+_INLINE = "_torchdynamo_inline"  # where scripted functions have the Python that they were made of
+_compiled_as = _private(
+    "torch.jit._state._try_get_jit_cached_function", "was a scripted function made of this one?",
+    "PyTorch runs scripted functions that branch or loop",
+)  # fmt: skip
+
+
+def python_of(scripted: torch.jit.ScriptFunction) -> types.FunctionType | None:
+    """The Python that a scripted function was made of, or that was traced; None: it is not known."""
+    found = getattr(scripted, _INLINE, None)
+    return found if isinstance(found, types.FunctionType) else None
+
+
+def is_scripted_from(scripted: torch.jit.ScriptFunction | None, function: types.FunctionType) -> bool:
+    """Was ``function`` scripted, and is that ``scripted`` (None: whichever)?"""
+    found = None if _compiled_as is None else _compiled_as(function)
+    return found is not None and (scripted is None or found.qualified_name == scripted.qualified_name)
+
+
 # --- the exporter: a trace as ONNX ------------------------------------------------------------------------------------
 
 _EXPORTER = "torch.onnx._internal.torchscript_exporter"

@@ -36,6 +36,8 @@ MUTABLE = (dict, list, set, deque, bytearray, numpy.ndarray)
 CDATA = ctypes.Structure.__mro__[1]  # what all classes of ctypes are derived from
 #: Others that hold values which change without them.
 _BEHIND = (array.array, types.MappingProxyType, weakref.ReferenceType, functools.partial, types.MethodType, CDATA)
+#: Another one may be put in the place of one.
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, torch.jit.ScriptFunction)
 SPACES = (types.SimpleNamespace, threading.local)  # classes of libraries whose objects are what users make of them
 
 MOST_DEPTH = 3  # of modules and classes in each other
@@ -77,9 +79,9 @@ def read_by(function: types.FunctionType, seen: set[Any], objects: Objects | Non
             value = found_in(cell, "cell_contents")
             if objects is not None:
                 objects.append(("a closure's variable", value))
-            if is_held(value):
+            if is_held(value) or isinstance(value, FUNCTIONS):
                 yield cell, "cell_contents"
-            elif isinstance(value, types.FunctionType):
+            if isinstance(value, types.FunctionType):
                 yield from read_by(value, seen, objects)
     while codes:
         code = codes.pop()
@@ -96,7 +98,7 @@ def read_by(function: types.FunctionType, seen: set[Any], objects: Objects | Non
                 objects += _named_in(value, code.co_names)
             if isinstance(value, types.FunctionType):
                 yield from read_by(value, seen, objects)
-            if is_plain_value(value) or (users and (is_held(value) or isinstance(value, types.FunctionType))):
+            if is_plain_value(value) or (users and (is_held(value) or isinstance(value, FUNCTIONS))):
                 yield owner, name
             elif users:
                 yield from _attributes(value, code.co_names)
@@ -131,7 +133,7 @@ def read_by_code(
         where, space = f"{code.co_filename}:{code.co_firstlineno}", vars(module)
         for name in _globals_in(code, space):
             value = space.get(name, _MISSING)
-            if is_held(value) or isinstance(value, types.FunctionType) or is_object(value):
+            if is_held(value) or isinstance(value, FUNCTIONS) or is_object(value):
                 yield module, name, where
             yield from ((owner, each, where) for owner, each in _attributes(value, code.co_names))
         yield from ((owner, each, where) for owner, each in _imported_in(code))
@@ -151,7 +153,7 @@ def read_by_code(
         yield from ((owner, name, where) for owner, name in _defaults(function, None))
         for cell in function.__closure__ or ():
             value = found_in(cell, "cell_contents")
-            if is_held(value) or isinstance(value, types.FunctionType) or is_object(value):
+            if is_held(value) or isinstance(value, FUNCTIONS) or is_object(value):
                 yield cell, "cell_contents", where
 
 
@@ -218,7 +220,8 @@ def _attributes(value: Any, names: Iterable[str], depth: int = 0) -> Iterator[Pl
         return
     for name in names:
         found = looked_in.get(name, _MISSING)
-        if is_held(found):
+        found = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
+        if is_held(found) or (isinstance(found, FUNCTIONS) and not library):
             yield value, name
         elif depth < MOST_DEPTH and (isinstance(found, (types.ModuleType, type)) or (library and _is_made(found))):
             yield from _attributes(found, names, depth + 1)

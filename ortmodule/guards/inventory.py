@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -93,9 +94,11 @@ class NumberAttributes:
         return tensor
 
     @contextmanager
-    def held(self, key: str, step: int) -> Iterator[torch.Tensor]:
-        """Inside, the attribute is always this tensor, which is for a value that is larger by ``step``."""
-        self._held[key] = tensor = self[key] + step
+    def held(self, key: str, value: float | None, step: int = 0) -> Iterator[torch.Tensor]:
+        """Inside, the attribute is always this tensor, which is for ``value``, or for one that is larger by ``step``
+        than that of now."""
+        now = self[key]
+        self._held[key] = tensor = now + step if value is None else torch.full_like(now, value)
         try:
             yield tensor
         finally:
@@ -247,15 +250,28 @@ class Inventory:
         self._name_slots()
         return True
 
+    def counts(self, otherwise: bool) -> dict[str, float]:
+        """What :meth:`counted` has for :attr:`counters`."""
+        return {slot.name: slot.get().item() + otherwise for slot in self.counters}
+
     @contextmanager
-    def counted(self, otherwise: bool) -> Iterator[dict[str, torch.Tensor]]:
-        """Inside, :attr:`counters` are always these tensors: of the values of now, or of other ones (``otherwise``)."""
+    def counted(
+        self, otherwise: bool, values: Mapping[str, float] = MappingProxyType({})
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        """Inside, :attr:`counters` are always these tensors: of ``values`` by their names, of those of now, or of
+        other ones (``otherwise``)."""
         held: dict[str, torch.Tensor] = {}
         with ExitStack() as stack:
             for slot in self.counters:
                 assert isinstance(slot.holder, NumberAttributes) and isinstance(slot.key, str)
-                held[slot.name] = stack.enter_context(slot.holder.held(slot.key, int(otherwise)))
+                number = slot.holder.held(slot.key, values.get(slot.name), int(otherwise))
+                held[slot.name] = stack.enter_context(number)
             yield held
+
+    def put_counters(self) -> None:
+        """Gives the attributes the values that :meth:`counted` has for them."""
+        for slot in self.counters:
+            slot.set(slot.get())
 
     def treat_as_buffer(self, parameter: torch.Tensor) -> bool:
         """Lists one without a gradient, which forward changes, among :attr:`others`. False: it is no parameter."""

@@ -25,7 +25,7 @@ from ortmodule.guards.guards import Attributes, Guards, Sites
 from ortmodule.guards.inventory import PLAIN_TENSORS, Inventory, Slot, path_of
 from ortmodule.guards.module_hooks import GLOBAL_HOOKS, HOOKS, ModuleHooks
 from ortmodule.guards.reads.held_tensors import held_in, kind_of
-from ortmodule.guards.reads.size_tables import SizeTable
+from ortmodule.guards.reads.size_tables import Key, SizeNumber, SizeTable
 from ortmodule.guards.writes.holders import Holders
 from ortmodule.guards.writes.surroundings import GlobalState
 
@@ -64,6 +64,7 @@ class Tree(Inventory):
         self.may_fill = False  # may PyTorch run a call that fills a cache, before anything is captured?
         self.fills = 0  # such calls
         self.may_keep = False  # the same of one that puts tables for sizes into a dictionary
+        self.size_numbers: dict[str, SizeNumber] = {}  # attributes that such calls set to numbers, by their names
         self._keys: dict[tuple, int] = {}  # numbers of keys
         self._buffers: tuple = ()  # what they were at the latest look
 
@@ -121,14 +122,24 @@ class Tree(Inventory):
             found.tensors = {id(t): t for t in others}
         return found
 
-    def fill(self, tensors: Iterable[Slot], numbers: Iterable[Slot]) -> None:
-        """PyTorch is about to run a call that puts ``tensors`` into attributes, where later ones find them, and
-        ``numbers`` beside them."""
+    def fill(
+        self, tensors: Iterable[Slot], numbers: Iterable[SizeNumber], shapes: Sequence[Sequence[int]] = ()
+    ) -> None:  # fmt: skip
+        """PyTorch is about to run a call, with inputs of these ``shapes``, that puts ``tensors`` into attributes, where
+        later ones find them, and ``numbers`` beside them."""
         self.fills += 1
         for slot in tensors:
             self.resize(slot.holder, slot.key)
-        for slot in numbers:
-            self.count(slot.name.rpartition(".")[0], str(slot.key))
+        for number in numbers:
+            number.fill(shapes)
+            self.size_numbers[number.attribute.name] = number
+            self.count(number.attribute.name.rpartition(".")[0], str(number.attribute.key))
+
+    def following(self, shapes: Sequence[Sequence[int]]) -> dict[str, Key]:
+        """Attributes with numbers that are what a call with inputs of these ``shapes`` would set them to."""
+        known = [(slot, self.size_numbers[slot.name]) for slot in self.counters if slot.name in self.size_numbers]
+        found = {slot.name: number.key_of(slot.get().item(), shapes) for slot, number in known}
+        return {name: key for name, key in found.items() if key is not None}
 
     def keep(self, tables: Iterable[SizeTable], shapes: Sequence[Sequence[int]]) -> None:
         """PyTorch is about to run a call, with inputs of these sizes, that fills ``tables``."""
@@ -162,7 +173,7 @@ class Tree(Inventory):
 
     def inherit(self, other: Tree) -> None:
         """What was known of the same module with other tensors in it."""
-        self.fills = other.fills
+        self.fills, self.size_numbers = other.fills, dict(other.size_numbers)
         for holder, key in other.resized:
             self.resize(holder, key)
         for table in other.tables:

@@ -258,6 +258,10 @@ class CompiledGraph:
         for group in self.capture.equal:
             if len({shapes[i][d] for i, d in group}) > 1:
                 return False
+        for attributes, name, number in self.capture.fixed:
+            now = attributes.get(name)
+            if type(now) is not type(number) or now != number:
+                return False
         if self._reads.known.get(shapes) is not None:
             return False
         if self.capture.trace.facts is not None and not self.fits_facts(inputs):

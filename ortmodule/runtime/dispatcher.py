@@ -451,7 +451,7 @@ class Dispatcher:
 
     def _fills(self, call: Call, reason: FillsCache) -> Waits:
         if reason.slots:
-            call.tree.fill(reason.slots, reason.numbers)
+            call.tree.fill(reason.slots, reason.numbers, call.shapes[: call.count])
         call.tree.keep(reason.tables, call.shapes[: call.count])
         self.states.forget()
         self.log.info(str(reason))

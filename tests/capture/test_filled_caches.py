@@ -8,6 +8,7 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from tests.selection import each
+from tests.twins import step_in_mode as step
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WIDTH = 16
@@ -153,17 +154,6 @@ def state(module):
         f"{path}.{k}": v for path, m in module.named_modules() for k, v in (*m.__dict__.items(), *m._buffers.items())
     }
     return {key: value for key, value in held.items() if type(value) in (int, torch.Tensor)}
-
-
-def step(module, x, training):
-    module.train(training)
-    if not training:
-        with torch.no_grad():
-            return [module(x)]
-    module.zero_grad()
-    y = module(x.requires_grad_())
-    y.square().mean().backward()
-    return [y.detach(), x.grad, *(p.grad for p in module.parameters())]
 
 
 def compare(eager, ours, lengths=LENGTHS):

@@ -85,7 +85,7 @@ def test_numbers_as_tensors():
     assert "count" in holder and "text" not in holder and "none" not in holder
     holder["count"] = torch.tensor(7)
     assert attributes["count"] == 7
-    with holder.held("count", 1) as held:
+    with holder.held("count", None, 1) as held:
         assert held.item() == 8 and holder["count"] is held and attributes["count"] == 7
     assert holder["count"].item() == 7
 

@@ -15,11 +15,12 @@ from ortmodule.capture.numbers import symbolic_numbers
 from ortmodule.capture.numbers.read_causes import OPAQUE, RANDOM, causes, causes_of_size
 from ortmodule.capture.scalar_guards import Recorder
 from ortmodule.core.errors import FillsCache
-from ortmodule.core.size_expr import is_number
+from ortmodule.core.size_expr import SizeFormula, formula_of, is_number
 from ortmodule.core.torch_private import TracedValue, get_value_trace
 from ortmodule.guards.inventory import Slot, path_of
 from ortmodule.guards.isolation import Contents
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.reads.size_tables import SizeNumber
 
 MOST_CALLS = 2  # that a module gets for filling its caches
 
@@ -52,7 +53,7 @@ def put_resized(
 
 def check_caches(
     tree: Tree, sets: Sequence[Slot], met: Mapping[Any, int], versions: Mapping[str, tuple[torch.Tensor, int]],
-    before: Mapping[str, Contents], given: Iterable[torch.Tensor],
+    before: Mapping[str, Contents], given: Sequence[torch.Tensor],
 ) -> None:  # fmt: skip
     """Raises FillsCache where forward has looked at what an attribute held, and set it, and tables beside it, to what
     does not follow from the values of the call's tensors ``given``.
@@ -77,8 +78,16 @@ def check_caches(
         if tensor is value and not is_number(tensor):
             tables.append(slot)
     if asked and tables:
-        numbers = [slot for slot in sets if type(then(slot)) in (int, float)]
+        shapes = [tuple(get_value_trace(t).type().sizes()) for t in given]
+        formulas = [(slot, _formula(slot.find()), then(slot)) for slot in sets]
+        found = [(s, f) for s, f, number in formulas if type(number) in (int, float) or (f and number is None)]
+        numbers = [SizeNumber(slot, formula, shapes) for slot, formula in found]
         raise FillsCache(filling(slot.name for slot in tables), tables, numbers)
+
+
+def _formula(value: Any) -> SizeFormula | None:
+    """How a number follows from sizes, if it does."""
+    return formula_of(value) if isinstance(value, torch.Tensor) else None
 
 
 def forget_own(

@@ -17,6 +17,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import self_check
+from ortmodule.capture.calls.scripted_calls import as_traced
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.loops.loop import LENGTHS, Loop, small
 from ortmodule.core import devices, pytree, rng_state
@@ -83,7 +84,9 @@ class LoopCheck:
             with (
                 self._tree.isolated(), self._tree.unhooked(), only_pytorch(), alone(),
                 saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing),
+                self._tree.counted(False, self._capture.numbers_at(given)), as_traced(),
             ):  # fmt: skip
+                self._tree.put_counters()
                 return _nodes_behind(self._capture.trace.eager(self._forward, self._arguments, given))
         finally:
             devices.set_generators(generators)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,6 +50,7 @@ class Numbers:
     taken: list[list[Any]] = field(default_factory=list)  # what one look at a tensor gives
     changed: bool = False
     met: bool = False  # in one of the traces
+    counts: Mapping[str, float] = field(default_factory=dict)  # attributes that are other numbers in this trace
 
     def after(self, first: list[list[Any]], step: int) -> Numbers:
         """For a trace that is to differ from an earlier one, which has taken ``first``."""

@@ -1,4 +1,4 @@
-"""Finds what forward keeps in dictionaries under sizes of its inputs: `self.masks[x.shape[1]]`.
+"""Finds what forward keeps for sizes of its inputs: `self.masks[x.shape[1]]`, and numbers beside tables.
 
 Such a key is a formula of sizes (:class:`Key`), so the dictionary is looked up for each call, and the tensors that are
 there are inputs of the graph, behind the caller's own (`Inventory.resized`).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,6 +53,10 @@ class Key:
     def at(self, sizes: Iterable[Any]) -> Any:
         """``sizes``: one for each of ``dims``."""
         return _at(self.parts, iter(sizes))
+
+    def at_lengths(self, lengths: Mapping[Dim, int]) -> Any:
+        """``lengths``: of dimensions."""
+        return self.at([dim if isinstance(dim, int) else lengths[dim] for dim in self.dims])
 
     def traced(self) -> Any:
         """For the sizes of the trace that has met it."""
@@ -135,6 +139,36 @@ def _possible(parts: Any, traced: Shapes) -> list[tuple[Dim | int, ...]]:
     dims = [(i, d) for i, shape in enumerate(traced) for d in range(len(shape))]
     each: list[list[Dim | int]] = [[*(dim for dim in dims if traced[dim[0]][dim[1]] == n), n] for n in sizes]
     return list(itertools.islice(itertools.product(*each), MOST_CHOICES))
+
+
+class SizeNumber:
+    """An attribute with a number that forward sets beside a table: a formula of sizes, which tells whether the table is
+    that for a call (`if n != self.known: self.known, self.table = n, make(n)`)."""
+
+    def __init__(self, attribute: DictAttribute, formula: SizeFormula | None, traced: Shapes) -> None:
+        """``formula``: of what a trace at the sizes ``traced`` has set it to; None: there is none."""
+        self.attribute = attribute
+        choices = [] if formula is None else _possible(formula, traced)
+        self._keys = [Key(formula, dims) for dims in choices if any(isinstance(dim, tuple) for dim in dims)]
+        self._filled: Shapes = ()
+
+    def fill(self, shapes: Shapes) -> None:
+        """PyTorch is about to run a call with these sizes that sets it."""
+        self._filled = shapes
+
+    def key_of(self, number: Any, shapes: Shapes) -> Key | None:
+        """How ``number``, which it is now, follows from the sizes of a call; None: it does not."""
+        found = [key for key in self._keys if _gives(key, shapes, number)]
+        both = [key for key in found if _gives(key, self._filled, number)]
+        return next(iter(both or found), None)
+
+
+def _gives(key: Key, shapes: Shapes, number: Any) -> bool:
+    try:
+        found = key.of(shapes)
+    except LookupError:
+        return False
+    return type(found) is type(number) and found == number
 
 
 class SizeTable:
