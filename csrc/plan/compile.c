@@ -1,7 +1,6 @@
 /* compile.c -- specialises, rewrites, differentiates, rewrites, plans. */
 #include "plan/compile.h"
 
-#include "core/ints.h"
 #include "core/size.h"
 #include "grad/grad.h"
 #include "plan/peak.h"
@@ -135,10 +134,10 @@ static int64_t step_bytes(const plan *p) {
 
 status compile_within(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, int64_t budget,
                       plan **out) {
-    enum { TRIES = 10, STEPS = 32, CLOSE = 3 };
+    enum { TRIES = 8, A_LITTLE = 256 };
     compile_options to = *o;
     recompute_request *again = &to.again;
-    int64_t least = INT64_MAX, bytes, a_step = 1, steps = 0;
+    int64_t least = INT64_MAX, bytes;
     char largest[LARGEST_TEXT] = "";
 
     again->goal = RECOMPUTE_TO;
@@ -154,15 +153,10 @@ status compile_within(ctx *c, const graph *model, const input_spec *inputs, cons
             TRY(plan_largest(c, *out, largest, sizeof largest));
         }
         if (i > 0 && (*out)->again.after > again->target) break; /* as little as can be reached */
-        /* What the choice estimates and what the plan takes differ: by results, passes between them, and gaps. Targets
-         * are steps of what all takes, the same for every budget, so that near ones try the same plans. */
-        if (i == 0) {
-            a_step = most((*out)->again.before / STEPS, 1);
-            steps = (bytes - budget + a_step - 1) / a_step;
-        } else {
-            steps += i < CLOSE ? 1 : most((bytes - budget) / a_step, 1);
-        }
-        again->target = i == TRIES - 1 ? 0 : most((*out)->again.before - steps * a_step, 0);
+        /* What the choice estimates and what the plan takes differ: by results, passes between them, and gaps. */
+        if (i == 0) again->target = (*out)->again.before - (bytes - budget);
+        else again->target -= bytes - budget + (*out)->again.before / A_LITTLE;
+        if (i == TRIES - 1) again->target = 0;
     }
     /* What is made again is not fused as it was before: where that takes more, nearly nothing is, or layers as a whole. */
     static const recompute_goal others[] = {RECOMPUTE_CHEAP, RECOMPUTE_LAYERS};

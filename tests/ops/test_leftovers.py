@@ -1,4 +1,4 @@
-"""Runs every case over stacks of zeros and over stacks of NaN: what a kernel has not written changes no bit.
+"""Runs every case over stacks of zeros and of NaN: what a kernel has not written changes no bit.
 
 What is read without having been written counts nothing where it is multiplied by zero, but for a NaN: then a result is
 wrong, or is made again in another order. Only the stacks' past says when, so such a fault is met in some runs alone.
