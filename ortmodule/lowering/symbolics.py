@@ -7,6 +7,7 @@ operators of the engine's own domain say what ONNX cannot: ``Embedding`` (no gra
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -509,11 +510,12 @@ def _whole(g: GraphContext, x: TracedValue) -> tuple[TracedValue, ...]:
 def _linspace(
     g: GraphContext, start: TracedValue, end: TracedValue, steps: TracedValue, *options: TracedValue
 ) -> TracedValue:
-    """From both ends towards the middle, in the result's type."""
+    """From both ends towards the middle, in the result's type, or rounded to it at the end (torch 2.15)."""
     dtype, ends = _result(g).dtype(), list(g.original_node.inputs())[:2]
     if dtype is None or not dtype.is_floating_point:
         return NotImplemented
     to = ONNX_TYPES[dtype]
+    once = dtype.itemsize == 2 and _rounds_linspace_once()
     start, end = (
         g.op("Constant", value_t=torch.as_tensor(known.toIValue(), dtype=dtype))
         if known.node().kind() == "prim::Constant"
@@ -526,11 +528,24 @@ def _linspace(
     last = g.op("Sub", steps, one)
     after = g.op("Range", zero, steps, one)
     before = g.op("Sub", last, after)
-    parts, after_, before_ = _alike(g, g.op("Max", last, one), after, before)
+    whole = g.op("Max", last, one), after, before
+    if once:
+        wide = (g.op("Cast", value, to_i=ONNX_TYPES[torch.float32]) for value in (start, end, *whole))
+        start, end, parts, after_, before_ = wide
+    else:
+        parts, after_, before_ = _alike(g, *whole)
     step = g.op("Div", g.op("Sub", end, start), parts)
     up = g.op("Add", start, g.op("Mul", step, after_))
     down = g.op("Sub", end, g.op("Mul", step, before_))
-    return g.op("Where", g.op("Or", g.op("Less", after, before), g.op("Equal", last, zero)), up, down)
+    found = g.op("Where", g.op("Or", g.op("Less", after, before), g.op("Equal", last, zero)), up, down)
+    return g.op("Cast", found, to_i=to) if once else found
+
+
+@functools.cache
+def _rounds_linspace_once() -> bool:
+    """Does this version of torch compute `linspace` in 16 bits as in float32?"""
+    narrow, wide = (torch.linspace(0, 1, 16, dtype=dtype, device="cpu") for dtype in (torch.float16, torch.float32))
+    return torch.equal(narrow, wide.half())
 
 
 @symbolic("aten::bitwise_not")
