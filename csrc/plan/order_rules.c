@@ -4,7 +4,7 @@
 #include "plan/sweep.h"
 
 /* Steps ahead of the first that waits, among which one is chosen: so far may a step be moved, and the whole stays linear. */
-enum { REACH = 128 };
+enum { REACH = 128, NONE = -1 };
 
 const char *const order_names[ORDER_RULES] = {"as written", "shrinking first", "smallest first", "depth first",
                                               "latest"};
@@ -77,6 +77,42 @@ static void run_step(walk *w, int t) {
         }
 }
 
+/* Is `t`, which comes after `best`, to run before it? Of two steps as deep the one behind which less is held. */
+static bool goes_before(const walk *w, int t, int best) {
+    const int64_t a = key_of(w, t), b = key_of(w, best);
+    return a < b || (a == b && w->rule == DEPTH_FIRST && w->newest[t] > 0 && w->growth[t] < w->growth[best]);
+}
+
+/* What can run of what `t` waits for: `t` itself where that is nothing, and NONE where it is far. */
+static int needed_first(const walk *w, int t) {
+    const order_facts *f = w->f;
+
+    for (int hops = 0; hops < REACH; hops++) {
+        if (!w->waits[t]) return t;
+        const order_step *s = &f->p->steps[t];
+        for (int i = 0; i < s->n_in; i++)
+            if (!w->ran[f->maker[s->in[i]]]) {
+                t = f->maker[s->in[i]];
+                break;
+            }
+    }
+    return NONE;
+}
+
+/* The next of those that can run, from `low` on. Depth first goes on with what reads the newest value, and what that waits
+ * for comes first: something that is made again has only old operands, and would wait itself until all else has run. */
+static int next_step(const walk *w, int low, int to) {
+    int best = low, deepest = low;
+
+    for (int t = low + 1; t < to && t < low + REACH; t++) {
+        if (w->ran[t]) continue;
+        if (!w->waits[t] && goes_before(w, t, best)) best = t;
+        if (goes_before(w, t, deepest)) deepest = t;
+    }
+    const int needed = w->rule == DEPTH_FIRST ? needed_first(w, deepest) : NONE;
+    return needed == NONE ? best : needed;
+}
+
 /* The first step that has not run is always one that can. */
 static void forwards(walk *w, int from, int to, int *order) {
     for (int low = from; w->count < to;) {
@@ -84,11 +120,9 @@ static void forwards(walk *w, int from, int to, int *order) {
             low++;
             continue;
         }
-        int best = low;
-        for (int t = low + 1; t < to && t < low + REACH; t++)
-            if (!w->ran[t] && !w->waits[t] && key_of(w, t) < key_of(w, best)) best = t;
-        order[w->count] = best;
-        run_step(w, best);
+        const int next = next_step(w, low, to);
+        order[w->count] = next;
+        run_step(w, next);
     }
 }
 
