@@ -132,50 +132,78 @@ static int64_t step_bytes(const plan *p) {
     return sum;
 }
 
+/* Plans of a step within a budget, of which one is looked for. */
+typedef struct within {
+    ctx *c;
+    const graph *model;
+    const input_spec *inputs;
+    compile_options o;
+    int64_t budget, least; /* bytes; of those that were made, the smallest */
+    int compiles;
+    char largest[LARGEST_TEXT]; /* of the smallest */
+} within;
+
+/* Makes the next; *fits: it does. */
+static status make_next(within *w, plan **out, bool *fits) {
+    if (w->compiles++ > 0) start_anew(w->c);
+    TRY(make(w->c, w->model, w->inputs, &w->o, out));
+    (*out)->compiles = w->compiles;
+    const int64_t bytes = step_bytes(*out);
+    *fits = bytes <= w->budget || !w->o.output_grads;
+    if (bytes >= w->least) return OK;
+    w->least = bytes;
+    return plan_largest(w->c, *out, w->largest, sizeof w->largest);
+}
+
+/* The first of a series of choices, the same for all budgets, whose plan fits. So a smaller budget never takes more memory
+ * or less work than a larger one. What a choice is estimated to take and what its plan takes differ: by results, passes
+ * between them, and gaps. A choice is left out where its plan, if it took as much less than estimated as the one that keeps
+ * all, and a step of the series less than that, were still too large. */
+static status make_of_series(within *w, plan **out, bool *fits) {
+    const int64_t before = (*out)->again.before;
+    recompute_request *again = &w->o.again;
+    recompute_series series = {0};
+    ctx keeps;
+    status s;
+
+    ctx_scratch_begin(w->c, &keeps);
+    series.c = &keeps;
+    again->series = &series;
+    again->target = size_add(w->budget, before - step_bytes(*out) + before / RECOMPUTE_TARGETS);
+    do {
+        s = make_next(w, out, fits);
+        if (s == OK) again->from = (*out)->again.place + 1;
+    } while (s == OK && !*fits && again->from < series.n);
+    again->series = NULL;
+    ctx_release(&keeps);
+    return s;
+}
+
+/* What is made again is not fused as it was before: where that takes more, nearly nothing is, or layers as a whole. */
+static status make_otherwise(within *w, plan **out, bool *fits) {
+    static const recompute_goal others[] = {RECOMPUTE_CHEAP, RECOMPUTE_LAYERS};
+
+    for (size_t k = 0; k < sizeof others / sizeof *others && !*fits; k++) {
+        w->o.again.goal = others[k];
+        TRY(make_next(w, out, fits));
+    }
+    return OK;
+}
+
 status compile_within(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, int64_t budget,
                       plan **out) {
-    enum { TRIES = 8, A_LITTLE = 256 };
-    compile_options to = *o;
-    recompute_request *again = &to.again;
-    int64_t least = INT64_MAX, bytes;
-    char largest[LARGEST_TEXT] = "";
+    within w = {.c = c, .model = model, .inputs = inputs, .o = *o, .budget = budget, .least = INT64_MAX};
+    bool fits;
 
-    again->goal = RECOMPUTE_TO;
-    again->target = INT64_MAX; /* nothing runs twice; how much is needed is estimated all the same */
-    for (int i = 0; i <= TRIES; i++) {
-        if (i > 0) start_anew(c);
-        TRY(make(c, model, inputs, &to, out));
-        (*out)->compiles = i + 1;
-        bytes = step_bytes(*out);
-        if (bytes <= budget || !o->output_grads) return o->any_size ? OK : plan_check_limit(c, *out);
-        if (bytes < least) {
-            least = bytes;
-            TRY(plan_largest(c, *out, largest, sizeof largest));
-        }
-        if (i > 0 && (*out)->again.after > again->target) break; /* as little as can be reached */
-        /* What the choice estimates and what the plan takes differ: by results, passes between them, and gaps. */
-        if (i == 0) again->target = (*out)->again.before - (bytes - budget);
-        else again->target -= bytes - budget + (*out)->again.before / A_LITTLE;
-        if (i == TRIES - 1) again->target = 0;
-    }
-    /* What is made again is not fused as it was before: where that takes more, nearly nothing is, or layers as a whole. */
-    static const recompute_goal others[] = {RECOMPUTE_CHEAP, RECOMPUTE_LAYERS};
-    for (size_t k = 0; k < sizeof others / sizeof *others; k++) {
-        const int compiles = (*out)->compiles + 1;
-        start_anew(c);
-        again->goal = others[k];
-        TRY(make(c, model, inputs, &to, out));
-        (*out)->compiles = compiles;
-        bytes = step_bytes(*out);
-        if (bytes <= budget) return o->any_size ? OK : plan_check_limit(c, *out);
-        if (bytes < least) {
-            least = bytes;
-            TRY(plan_largest(c, *out, largest, sizeof largest));
-        }
-    }
+    w.o.again.goal = RECOMPUTE_TO;
+    w.o.again.target = INT64_MAX; /* nothing runs twice; how much is needed is estimated all the same */
+    TRY(make_next(&w, out, &fits));
+    if (!fits) TRY(make_of_series(&w, out, &fits));
+    if (!fits) TRY(make_otherwise(&w, out, &fits));
+    if (fits) return o->any_size ? OK : plan_check_limit(c, *out);
     return fail(c, E_NOMEM,
                 "a step needs %" PRId64
                 " bytes for activations, workspace and results, however much is computed again, and the "
                 "memory budget leaves %" PRId64 "; the largest: %s",
-                least, budget, largest);
+                w.least, budget, w.largest);
 }

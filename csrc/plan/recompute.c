@@ -378,7 +378,21 @@ static double all_work(const recompute_problem *p) {
     return sum;
 }
 
-static status choose(planner *pl, const recompute_request *r, recompute_clusters *clusters) {
+static status choose_of(planner *pl, const recompute_request *r, const recompute_option *const *taken, int n,
+                        int *place) {
+    recompute_series *s = r->series;
+
+    if (s->n == 0 || s->n_values != pl->problem.n_values) {
+        TRY(recompute_to_each(pl->c, &pl->problem, taken, n, s->c, s->at, &s->n));
+        s->n_values = pl->problem.n_values;
+    }
+    *place = r->from < s->n ? r->from : s->n - 1;
+    while (*place < s->n - 1 && s->at[*place].peak > r->target) ++*place;
+    pl->choice = s->at[*place];
+    return OK;
+}
+
+static status choose(planner *pl, const recompute_request *r, recompute_clusters *clusters, int *place) {
     const recompute_option **taken = NULL;
     const int64_t target = r->goal == RECOMPUTE_TO ? r->target : r->goal == OFFLOAD_ALL ? 0 : INT64_MAX;
     int n = 0;
@@ -391,11 +405,13 @@ static status choose(planner *pl, const recompute_request *r, recompute_clusters
         return recompute_cheaply(pl->c, &pl->problem, most, &pl->choice);
     }
     if (r->n_wishes) TRY(clusters_wished(pl->c, clusters, r->wishes, r->n_wishes, &taken, &n));
+    if (r->goal == RECOMPUTE_TO && r->series) return choose_of(pl, r, taken, n, place);
     return recompute_to(pl->c, &pl->problem, taken, n, target, &pl->choice);
 }
 
 static status run(planner *pl, const recompute_request *r, recompute_result *out) {
     recompute_clusters clusters = {0};
+    int place = 0;
 
     TRY(find_roots(pl));
     TRY(find_order(pl));
@@ -404,13 +420,14 @@ static status run(planner *pl, const recompute_request *r, recompute_result *out
                      r->goal == RECOMPUTE_CHEAP && !r->n_wishes));
     pl->problem.nothing_twice = r->goal == OFFLOAD_ALL;
     pl->problem.beside = pl->g->cuda;
-    TRY(choose(pl, r, &clusters));
+    TRY(choose(pl, r, &clusters, &place));
     *out = (recompute_result){.before = pl->choice.before,
                               .after = pl->choice.peak,
                               .cost = pl->choice.cost,
                               .count = pl->choice.count,
                               .total = all_work(&pl->problem),
-                              .n_offloaded = pl->choice.n_offloaded};
+                              .n_offloaded = pl->choice.n_offloaded,
+                              .place = place};
     if (r->list) TRY(clusters_list(pl->g->c, &clusters, &pl->choice, &out->clusters, &out->n_clusters));
     return pl->choice.count || pl->choice.n_offloaded ? rewrite(pl) : OK;
 }

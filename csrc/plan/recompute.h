@@ -4,6 +4,7 @@
 
 #include "graph/graph.h"
 #include "plan/cost.h"
+#include "plan/recompute_choice.h"
 
 /* In the name of a node that lies in a checkpoint: a step of its path, with the checkpoint's number
  * (ortmodule/capture/calls/checkpoints.py). */
@@ -37,9 +38,20 @@ typedef struct recompute_cluster {
     const int64_t *bytes;        /* [count] that need not be kept then */
 } recompute_cluster;
 
+/* Choices from much memory to little, for one graph that is compiled with several of them. */
+typedef struct recompute_series {
+    ctx *c; /* that outlives these graphs */
+    recompute_choice at[RECOMPUTE_TARGETS];
+    int n;        /* 0: they have not been looked for */
+    int n_values; /* of the graph */
+} recompute_series;
+
 typedef struct recompute_request {
     recompute_goal goal;
-    int64_t target;               /* of RECOMPUTE_TO: bytes */
+    int64_t target; /* of RECOMPUTE_TO: bytes */
+    recompute_series
+        *series; /* RECOMPUTE_TO takes the first of these that reaches `target`, or the last; NULL: it looks */
+    int from;    /* of the series, from here on */
     const recompute_wish *wishes; /* hold first, unless the goal is RECOMPUTE_LAYERS; unknown clusters are left out */
     int n_wishes;
     int layers;       /* of RECOMPUTE_LAYERS: the first so many of each row; 0: all */
@@ -53,6 +65,7 @@ typedef struct recompute_result {
     double cost, total;    /* of what runs twice or is moved, and of all (plan/cost.h) */
     int count;             /* values that are made again */
     int n_offloaded;
+    int place; /* in the series */
     recompute_cluster *clusters;
     int n_clusters;
 } recompute_result;

@@ -44,6 +44,14 @@ static double by_cost(double cost, double bytes) { return bytes > 0 ? cost : INF
 static double by_bytes(double cost, double bytes) { return cost < INFINITY ? -bytes : 0; }
 static move_key *const keys[] = {by_cost_of_a_byte, by_cost, by_bytes};
 
+/* A choice that was met. */
+typedef struct choice_met {
+    bool *again, *offloaded, *kept; /* [value] */
+    int64_t peak;
+    double cost;
+    bool any;
+} choice_met;
+
 /* The choices that are looked at are the same for every target: of those that reach it the cheapest is taken. So a lower
  * target never costs less, and never takes more memory. They are found by keys: what goes first of all that is kept over
  * the time of the peak is made again, unless the peak grows; and so on, until there is nothing left.
@@ -54,36 +62,51 @@ typedef struct search {
     chooser *s;
     lives *l;
     const recompute_option *const *stashed; /* [step] the option with a stash, of one that cannot run again without */
-    int64_t target;
-    double most_cost;               /* of a choice */
-    offer *offers;                  /* moves of a round */
-    int *by_cost;                   /* moves of the path */
-    move *path;                     /* what has been taken */
-    int n;                          /* moves in it */
-    int together;                   /* moves of a round, at most */
-    int rounds;                     /* with one key, at most */
-    bool *tried;                    /* [value] */
-    bool *again, *offloaded, *kept; /* the best so far */
-    int64_t peak;
-    double cost;
-    bool any;
-    int64_t work; /* steps that were simulated to leave moves out */
+    const int64_t *targets;                 /* [n_targets] descending */
+    int n_targets;
+    choice_met *reaching; /* [n_targets] the cheapest that reaches it so far */
+    choice_met lowest;    /* what a target gets that none reaches */
+    double most_cost;     /* of a choice */
+    offer *offers;        /* moves of a round */
+    int *by_cost;         /* moves of the path */
+    move *path;           /* what has been taken */
+    int n;                /* moves in it */
+    int together;         /* moves of a round, at most */
+    int rounds;           /* with one key, at most */
+    int moves;            /* that there are */
+    bool *tried;          /* [value] */
+    int64_t work;         /* steps that were simulated to leave moves out */
 } search;
 
-static void note_choice(search *x) {
-    const bool now = x->s->peak <= x->target, before = x->any && x->peak <= x->target;
-    const size_t size = (size_t)x->s->p->n_values * sizeof(bool);
-    bool better = now != before ? now : now ? x->l->cost < x->cost : x->s->peak < x->peak;
+static status choice_new(ctx *c, const recompute_problem *p, choice_met *out) {
+    TRY(NEW(c, out->again, p->n_values));
+    TRY(NEW(c, out->offloaded, p->n_values));
+    return NEW(c, out->kept, p->n_values);
+}
 
-    if (now == before && now && x->l->cost == x->cost) better = x->s->peak < x->peak;
-    if (now == before && !now && x->s->peak == x->peak) better = x->l->cost < x->cost;
-    if ((x->any && !better) || x->l->cost > x->most_cost) return;
-    x->any = true;
-    x->peak = x->s->peak;
-    x->cost = x->l->cost;
-    memcpy(x->again, x->s->again, size);
-    memcpy(x->offloaded, x->s->offloaded, size);
-    memcpy(x->kept, x->s->kept_for, size);
+static void note(const search *x, choice_met *out) {
+    const size_t size = (size_t)x->s->p->n_values * sizeof(bool);
+
+    out->any = true;
+    out->peak = x->s->peak;
+    out->cost = x->l->cost;
+    memcpy(out->again, x->s->again, size);
+    memcpy(out->offloaded, x->s->offloaded, size);
+    memcpy(out->kept, x->s->kept_for, size);
+}
+
+/* One number after the other: is the first pair less? */
+static bool is_less(double a, double b, double then_a, double then_b) { return a < b || (a == b && then_a < then_b); }
+
+static void note_choice(search *x) {
+    const double peak = (double)x->s->peak, cost = x->l->cost;
+
+    if (cost > x->most_cost) return;
+    if (!x->lowest.any || is_less(peak, (double)x->lowest.peak, cost, x->lowest.cost)) note(x, &x->lowest);
+    for (int i = 0; i < x->n_targets && x->s->peak <= x->targets[i]; i++) {
+        choice_met *m = &x->reaching[i];
+        if (!m->any || is_less(cost, m->cost, peak, (double)m->peak)) note(x, m);
+    }
 }
 
 static int by_key(const void *a, const void *b) {
@@ -261,56 +284,128 @@ static status find_stashed(ctx *c, const recompute_problem *p, const recompute_o
 /* A move is a round of its own where that is not more work than this, in steps of one key; there are some rounds anyway. */
 enum { WORK_OF_ROUNDS = 4000000, LEAST_ROUNDS = 64, ALSO_FAILED = 2 /* rounds for each that lowers the peak */ };
 
-static void set_rounds(search *x, int moves) {
+static void set_rounds(search *x) {
     int rounds = x->most_cost < INFINITY ? LEAST_ROUNDS : WORK_OF_ROUNDS / (x->s->p->n_steps + 1);
 
     if (rounds < LEAST_ROUNDS) rounds = LEAST_ROUNDS;
-    x->together = (moves + rounds - 1) / rounds;
-    x->rounds = ALSO_FAILED * (moves < rounds ? moves : rounds);
+    x->together = (x->moves + rounds - 1) / rounds;
+    x->rounds = ALSO_FAILED * (x->moves < rounds ? x->moves : rounds);
+}
+
+static status search_new(ctx *c, search *x) {
+    const recompute_problem *p = x->s->p;
+
+    TRY(NEW(c, x->path, p->n_values));
+    TRY(NEW(c, x->by_cost, p->n_values));
+    TRY(NEW(c, x->offers, p->n_values));
+    TRY(NEW(c, x->tried, p->n_values));
+    TRY(NEW(c, x->reaching, x->n_targets));
+    for (int i = 0; i < x->n_targets; i++) TRY(choice_new(c, p, &x->reaching[i]));
+    TRY(choice_new(c, p, &x->lowest));
+    for (int v = 0; v < p->n_values; v++) x->moves += chooser_may_drop(x->s, v);
+    set_rounds(x);
+    return OK;
 }
 
 /* With a bound on the cost it is quick: one key, in rounds that are as many for each size. */
+static void look(search *x) {
+    const bool quick = x->most_cost < INFINITY;
+
+    note_choice(x);
+    for (size_t k = 0; k < (quick ? 1 : sizeof keys / sizeof *keys); k++)
+        if (k == 0 || x->work < MOST_WORK) follow(x, keys[k], quick ? 0 : 1 + x->moves / PRUNINGS);
+}
+
+/* What was found for target `i` is what the chooser has now. */
+static void recall(const search *x, int i) {
+    const choice_met *m = x->reaching[i].any ? &x->reaching[i] : &x->lowest;
+    const size_t size = (size_t)x->s->p->n_values * sizeof(bool);
+
+    memcpy(x->s->again, m->again, size);
+    memcpy(x->s->offloaded, m->offloaded, size);
+    memcpy(x->s->kept_for, m->kept, size);
+    chooser_simulate(x->s, x->l);
+}
+
 static status lower_to(ctx *c, chooser *s, lives *l, const recompute_option *const *stashed, int64_t target,
                        double most_cost) {
-    search x = {.s = s, .l = l, .stashed = stashed, .target = target, .most_cost = most_cost};
-    const bool quick = most_cost < INFINITY;
-    const size_t size = (size_t)s->p->n_values * sizeof(bool);
-    int count = 0;
+    search x = {.s = s, .l = l, .stashed = stashed, .targets = &target, .n_targets = 1, .most_cost = most_cost};
 
-    TRY(NEW(c, x.path, s->p->n_values));
-    TRY(NEW(c, x.by_cost, s->p->n_values));
-    TRY(NEW(c, x.offers, s->p->n_values));
-    TRY(NEW(c, x.tried, s->p->n_values));
-    TRY(NEW(c, x.again, s->p->n_values));
-    TRY(NEW(c, x.offloaded, s->p->n_values));
-    TRY(NEW(c, x.kept, s->p->n_values));
-    for (int v = 0; v < s->p->n_values; v++) count += chooser_may_drop(s, v);
-    set_rounds(&x, count);
-    note_choice(&x);
-    for (size_t k = 0; k < (quick ? 1 : sizeof keys / sizeof *keys); k++)
-        if (k == 0 || x.work < MOST_WORK) follow(&x, keys[k], quick ? 0 : 1 + count / PRUNINGS);
-    memcpy(s->again, x.again, size);
-    memcpy(s->offloaded, x.offloaded, size);
-    memcpy(s->kept_for, x.kept, size);
-    chooser_simulate(s, l);
+    TRY(search_new(c, &x));
+    look(&x);
+    recall(&x, 0);
     return OK;
+}
+
+static void take_all(chooser *s, lives *l, const recompute_option *const *taken, int n_taken) {
+    for (int i = 0; i < n_taken; i++) take_option(s, taken[i], true);
+    if (n_taken) chooser_simulate(s, l);
 }
 
 status recompute_to(ctx *c, const recompute_problem *p, const recompute_option *const *taken, int n_taken,
                     int64_t target, recompute_choice *out) {
-    const recompute_option **stashed = NULL;
+    const recompute_option **stashed;
     chooser s;
     lives l = {0};
 
     TRY(chooser_new(c, p, &s, &l));
-    if (target < INT64_MAX) TRY(find_stashed(c, p, &stashed));
     chooser_simulate(&s, &l);
     out->before = s.peak;
     TRY(find_bound(c, &s, &l, target, &out->bound));
-    for (int i = 0; i < n_taken; i++) take_option(&s, taken[i], true);
-    if (n_taken) chooser_simulate(&s, &l);
-    if (s.peak > target) TRY(lower_to(c, &s, &l, stashed, target, INFINITY));
+    take_all(&s, &l, taken, n_taken);
+    if (s.peak > target) {
+        TRY(find_stashed(c, p, &stashed));
+        TRY(lower_to(c, &s, &l, stashed, target, INFINITY));
+    }
     chooser_result(&s, &l, out);
+    return OK;
+}
+
+static status copy_flags(ctx *c, int count, bool **flags) {
+    const bool *from = *flags;
+
+    TRY(NEW(c, *flags, count));
+    memcpy(*flags, from, (size_t)count * sizeof **flags);
+    return OK;
+}
+
+static status copy_choice(ctx *c, const recompute_problem *p, recompute_choice *out) {
+    TRY(copy_flags(c, p->n_values, &out->kept));
+    TRY(copy_flags(c, p->n_values, &out->again));
+    return copy_flags(c, p->n_values, &out->offloaded);
+}
+
+status recompute_to_each(ctx *c, const recompute_problem *p, const recompute_option *const *taken, int n_taken,
+                         ctx *keeps, recompute_choice *out, int *count) {
+    int64_t targets[RECOMPUTE_TARGETS];
+    const recompute_option **stashed;
+    chooser s;
+    lives l = {0};
+    search x = {.s = &s, .l = &l, .targets = targets, .n_targets = RECOMPUTE_TARGETS, .most_cost = INFINITY};
+
+    *count = 0;
+    TRY(chooser_new(c, p, &s, &l));
+    TRY(find_stashed(c, p, &stashed));
+    x.stashed = stashed;
+    chooser_simulate(&s, &l);
+    const int64_t before = s.peak;
+    for (int i = 0; i < RECOMPUTE_TARGETS; i++) {
+        targets[i] = before / RECOMPUTE_TARGETS * (RECOMPUTE_TARGETS - 1 - i);
+        TRY(find_bound(c, &s, &l, targets[i], &out[i].bound));
+    }
+    take_all(&s, &l, taken, n_taken);
+    TRY(search_new(c, &x));
+    look(&x);
+    for (int i = 0; i < RECOMPUTE_TARGETS; i++) {
+        recompute_choice *next = &out[*count];
+        recall(&x, i);
+        next->before = before;
+        next->bound = out[i].bound;
+        chooser_result(&s, &l, next);
+        if (*count > 0 && next->peak == next[-1].peak && next->cost == next[-1].cost) continue; /* the same */
+        TRY(copy_choice(keeps, p, next));
+        ++*count;
+    }
     return OK;
 }
 

@@ -62,6 +62,11 @@ MUST_USE status recompute_options(ctx *c, const recompute_problem *p, recompute_
  * the least cost for a byte first, or as little as can be reached. */
 MUST_USE status recompute_to(ctx *c, const recompute_problem *p, const recompute_option *const *taken, int n_taken,
                              int64_t target, recompute_choice *out);
+/* What recompute_to has for one target after the other, which lie a thirty-second of `before` apart, from much memory to
+ * none; each choice once. One search finds them. `out`: room for RECOMPUTE_TARGETS, with what they point to in `keeps`. */
+enum { RECOMPUTE_TARGETS = 32 };
+MUST_USE status recompute_to_each(ctx *c, const recompute_problem *p, const recompute_option *const *taken, int n_taken,
+                                  ctx *keeps, recompute_choice *out, int *count);
 /* Makes again what lowers the peak most at a cost of at most `most_cost`; nothing where that is not worth it. */
 MUST_USE status recompute_cheaply(ctx *c, const recompute_problem *p, double most_cost, recompute_choice *out);
 /* Makes all again that lies inside of layers, stretches of forward that repeat: what one gives to those behind it is kept,
