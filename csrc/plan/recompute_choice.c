@@ -369,10 +369,10 @@ static status copy_flags(ctx *c, int count, bool **flags) {
     return OK;
 }
 
-static status copy_choice(ctx *c, const recompute_problem *p, recompute_choice *out) {
-    TRY(copy_flags(c, p->n_values, &out->kept));
-    TRY(copy_flags(c, p->n_values, &out->again));
-    return copy_flags(c, p->n_values, &out->offloaded);
+static status copy_choice(ctx *keeps, const recompute_problem *p, recompute_choice *out) {
+    TRY(copy_flags(keeps, p->n_values, &out->kept));
+    TRY(copy_flags(keeps, p->n_values, &out->again));
+    return copy_flags(keeps, p->n_values, &out->offloaded);
 }
 
 status recompute_to_each(ctx *c, const recompute_problem *p, const recompute_option *const *taken, int n_taken,
@@ -403,7 +403,11 @@ status recompute_to_each(ctx *c, const recompute_problem *p, const recompute_opt
         next->bound = out[i].bound;
         chooser_result(&s, &l, next);
         if (*count > 0 && next->peak == next[-1].peak && next->cost == next[-1].cost) continue; /* the same */
-        TRY(copy_choice(keeps, p, next));
+        const status copied = copy_choice(keeps, p, next);
+        if (copied != OK) {
+            c->err = keeps->err;
+            return copied;
+        }
         ++*count;
     }
     return OK;

@@ -246,6 +246,40 @@ TEST(orders_keep_what_steps_need) {
     CHECK(better > 0);
 }
 
+/* Backward of a tied head: beside the gradient of the logits that of the weights need not be there while all activations
+ * are, also where each layer reads something that is made again, of old operands alone. */
+TEST(depth_first_makes_again_what_the_chain_waits_for) {
+    enum { COUNT = 8, HEAD = COUNT, WEIGHTS, DOWN, STEPS = DOWN + 2 * COUNT + 2, LARGE = 100, SMALL = 3, KEPT = 10 };
+    static order_step steps[STEPS];
+    static int in[STEPS][3], out[STEPS], ranges[] = {0, COUNT, STEPS};
+    static int64_t bytes[STEPS];
+    static bool to_end[STEPS];
+    order_problem p = {STEPS, STEPS, steps, bytes, to_end, ranges, 2};
+    int64_t written, peak;
+    order_facts f;
+    int t = 0;
+    ctx c;
+
+    for (int i = 0; i < STEPS; i++) steps[i] = (order_step){.in = in[i], .out = &out[i], .n_out = 1}, out[i] = i;
+    for (; t < COUNT; t++) bytes[t] = KEPT, steps[t].n_in = t > 0, in[t][0] = t - 1;
+    bytes[HEAD] = bytes[WEIGHTS] = LARGE, bytes[DOWN] = SMALL;
+    steps[HEAD].n_in = steps[WEIGHTS].n_in = steps[DOWN].n_in = 1;
+    in[HEAD][0] = COUNT - 1, in[WEIGHTS][0] = in[DOWN][0] = HEAD;
+    t = DOWN + 1;
+    for (int layer = COUNT - 1, gradient = DOWN; layer >= 0; layer--, gradient = t - 1) {
+        bytes[t] = SMALL, steps[t].n_in = 1, in[t++][0] = layer; /* again */
+        bytes[t] = SMALL, steps[t].n_in = 3, in[t][0] = gradient, in[t][1] = t - 1, in[t][2] = layer, t++;
+    }
+    bytes[t] = LARGE, to_end[t] = steps[t].in_place = true, steps[t].n_in = 2, in[t][0] = WEIGHTS, in[t][1] = t - 1;
+    ctx_init(&c);
+    CHECK_OK(&c, order_facts_new(&c, &p, &f));
+    check_rule(&c, &f, AS_WRITTEN, &written);
+    check_rule(&c, &f, DEPTH_FIRST, &peak);
+    CHECK(t == STEPS - 1 && written == 2 * LARGE + COUNT * KEPT + SMALL);
+    CHECK(peak < 2 * LARGE + 2 * KEPT);
+    ctx_release(&c);
+}
+
 /* The order that a plan has needs what the plan says, and is another only where that needs less. */
 TEST(other_orders_are_beside_that_of_the_plan) {
     for (uint64_t seed = 0; seed < SEEDS; seed++) {

@@ -95,6 +95,52 @@ TEST(fewer_bytes_cost_more) {
     free(n);
 }
 
+TEST(one_search_finds_what_each_target_has) {
+    network *n = make_network();
+    recompute_choice made, series[RECOMPUTE_TARGETS];
+    int count, at = 0;
+    ctx c, keeps;
+
+    ctx_init(&c);
+    ctx_init(&keeps);
+    CHECK_OK(&c, recompute_to_each(&c, &n->p, NULL, 0, &keeps, series, &count));
+    ctx_release(&c); /* they are elsewhere */
+    CHECK(count > 5 && count <= RECOMPUTE_TARGETS);
+    for (int i = 1; i <= RECOMPUTE_TARGETS; i++) {
+        const int64_t target = series[0].before / RECOMPUTE_TARGETS * (RECOMPUTE_TARGETS - i);
+        CHECK_OK(&c, recompute_to(&c, &n->p, NULL, 0, target, &made));
+        while (at < count - 1 && (series[at].peak > target || series[at].peak != made.peak)) at++;
+        CHECK(series[at].peak == made.peak && series[at].cost == made.cost && series[at].count == made.count);
+        CHECK(memcmp(series[at].again, made.again, (size_t)n->p.n_values) == 0);
+        CHECK(memcmp(series[at].kept, made.kept, (size_t)n->p.n_values) == 0);
+    }
+    CHECK(at == count - 1);
+    for (int i = 1; i < count; i++) CHECK(series[i].peak < series[i - 1].peak && series[i].cost >= series[i - 1].cost);
+    ctx_release(&c);
+    ctx_release(&keeps);
+    free(n);
+}
+
+TEST(memory_for_what_one_search_finds_may_be_missing) {
+    network *n = make_network();
+    recompute_choice series[RECOMPUTE_TARGETS];
+    status s = E_NOMEM;
+    int count;
+
+    for (int64_t allowed = 0; s == E_NOMEM; allowed++) {
+        ctx c, keeps;
+        ctx_init(&c);
+        ctx_init(&keeps);
+        keeps.mem.fail_after = allowed;
+        s = recompute_to_each(&c, &n->p, NULL, 0, &keeps, series, &count);
+        CHECK(s == OK || strstr(c.err.text, "out of memory"));
+        ctx_release(&c);
+        ctx_release(&keeps);
+    }
+    CHECK(s == OK && count > 5);
+    free(n);
+}
+
 TEST(the_cheapest_goes_first) {
     network *n = make_network();
     recompute_choice made;
