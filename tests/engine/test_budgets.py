@@ -1,4 +1,4 @@
-"""Budgets of a step, many of them, from what it takes with everything kept to the least that can be reached."""
+"""A smaller budget of a step takes no more memory, and no less work, than a larger one."""
 
 import pytest
 import torch
