@@ -78,30 +78,44 @@ static void start_anew(ctx *c) {
     c->mem.fail_after = fail_after;
 }
 
-/* What is made again is not fused as it was before, and may so take more memory than it frees: what was estimated to take
- * the least is compared, as a plan, with what levels below it choose, and the smallest is taken. */
+/* A way to choose what is made again. */
+typedef struct way {
+    recompute_goal goal;
+    bool offload;
+} way;
+
+enum { OTHER_WAYS = 3 };
+
+/* What may take less memory than a choice that was estimated to take the least: what is made again is not fused as it was
+ * before, and what is read back waits for its reader. out[0, n). */
+static int other_ways(const recompute_request *r, way *out) {
+    int n = 0;
+
+    if (r->goal == RECOMPUTE_TO && r->offload) out[n++] = (way){RECOMPUTE_TO, false};
+    out[n++] = (way){RECOMPUTE_CHEAP, false};
+    if (r->goal == RECOMPUTE_TO) out[n++] = (way){RECOMPUTE_LAYERS, false};
+    return n;
+}
+
+/* Of the plan that was asked for and the other ones the smallest. */
 static status make_smaller(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
-    const recompute_goal goals[] = {RECOMPUTE_CHEAP, RECOMPUTE_LAYERS, o->again.goal};
-    const int n = sizeof goals / sizeof *goals, without_layers = o->again.goal != RECOMPUTE_TO;
+    way ways[OTHER_WAYS + 1];
+    const int n = other_ways(&o->again, ways) + 1;
     compile_options to = *o;
     int64_t least = INT64_MAX;
     int best = 0, compiles = 0;
 
-    for (int i = 0; i < n; i++) {
-        if (i == 1 && without_layers) continue;
+    ways[n - 1] = (way){o->again.goal, o->again.offload};
+    for (int i = 0; i <= n; i++) {
+        if (i == n && best == n - 1) break; /* it is there */
         if (compiles++ > 0) start_anew(c);
-        to.again.goal = goals[i];
+        to.again.goal = ways[i < n ? i : best].goal;
+        to.again.offload = ways[i < n ? i : best].offload;
         TRY(make(c, model, inputs, &to, out));
         const int64_t bytes = plan_beside_gradients(*out);
-        if (bytes > least) continue;
+        if (i == n || bytes > least) continue;
         least = bytes;
         best = i;
-    }
-    if (best < n - 1) {
-        start_anew(c);
-        to.again.goal = goals[best];
-        TRY(make(c, model, inputs, &to, out));
-        compiles++;
     }
     (*out)->compiles = compiles;
     return OK;
@@ -179,12 +193,14 @@ static status make_of_series(within *w, plan **out, bool *fits) {
     return s;
 }
 
-/* What is made again is not fused as it was before: where that takes more, nearly nothing is, or layers as a whole. */
 static status make_otherwise(within *w, plan **out, bool *fits) {
-    static const recompute_goal others[] = {RECOMPUTE_CHEAP, RECOMPUTE_LAYERS};
+    way ways[OTHER_WAYS];
+    const int n = other_ways(&w->o.again, ways);
 
-    for (size_t k = 0; k < sizeof others / sizeof *others && !*fits; k++) {
-        w->o.again.goal = others[k];
+    w->o.again.target = 0;
+    for (int i = 0; i < n && !*fits; i++) {
+        w->o.again.goal = ways[i].goal;
+        w->o.again.offload = ways[i].offload;
         TRY(make_next(w, out, fits));
     }
     return OK;
