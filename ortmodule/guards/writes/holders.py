@@ -174,8 +174,8 @@ _PASSING = types.FrameType, BackwardCFunction
 
 
 def _is_ours(holder: Any) -> bool:
-    """Is it an object of this package, which is no module of the user's?"""
-    return type(holder).__module__.startswith("ortmodule.") and not isinstance(holder, nn.Module)
+    """Is it an object of this package, which is no module of the user's, and no number of a trace?"""
+    return type(holder).__module__.startswith("ortmodule.") and not isinstance(holder, (nn.Module, torch.Tensor))
 
 
 def _not_in_caches(tensors: list[torch.Tensor], skipped: list[Any]) -> list[tuple[torch.Tensor, str]]:
