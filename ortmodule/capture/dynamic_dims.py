@@ -20,7 +20,7 @@ from torch import nn
 
 from ortmodule.capture import export_cache, pattern_rewriter
 from ortmodule.capture.loops.loop import Loop, look
-from ortmodule.capture.numbers.data_numbers import DOWN, UP, Numbers
+from ortmodule.capture.numbers.data_numbers import DOWN, UP, Numbers, followed
 from ortmodule.capture.output_aliasing import View, agreed, check_places
 from ortmodule.capture.scalar_guards import line_of_error
 from ortmodule.capture.trace import trace
@@ -74,6 +74,7 @@ class Capture:
     equal: tuple[frozenset[Dim], ...] = ()  #: dimensions that have to be of one size
     counted: Mapping[str, float] = field(default_factory=dict)  #: attributes that are numbers, at the sample
     follows: dict[str, Key] = field(default_factory=dict)  #: those that follow from sizes
+    converts: bool = False  #: are numbers among what is traced that Python converts?
     #: Numbers of the module that have to be these: (attributes, name, number).
     fixed: tuple[tuple[Mapping[str, Any], str, float], ...] = ()
 
@@ -101,7 +102,7 @@ def capture(
     the patterns that a user has registered.
     Raises CaptureError.
     """
-    start, made = time.perf_counter(), 0
+    start, made, converts = time.perf_counter(), 0, False
     numbers = arguments.number_places()
     try:
         torch_private.check_capture()
@@ -109,12 +110,13 @@ def capture(
         raise CaptureError(str(error)) from None
 
     def at(sizes: Sizes, from_data: Numbers, high: bool = False) -> Trace:
-        nonlocal made
+        nonlocal made, converts
         made += 1
         from_data.counts = dims.numbers_at(sizes, second=high)
         try:
             given = forward, module, tree, arguments, sizes.cut(tensors, numbers)
             found = trace(*given, opset, opaque, from_data, high)
+            converts |= from_data.met
             counts[id(found)] = tree.counts(high) | from_data.counts
             return found
         except ExportError as error:
@@ -147,7 +149,7 @@ def capture(
     else:
         replaced, loop = pattern_rewriter.apply(model, opset) if rewritten else {}, None
     fixed = _fixed(dims, tree, varied, shapes) if dims.kept and short is None else ()
-    numbers_of = tuple(dims.equal), counts[id(least)], follows, fixed
+    numbers_of = tuple(dims.equal), counts[id(least)], follows, converts, fixed
     return Capture(
         model, first, pinned, made, time.perf_counter() - start, least.tensors, views, replaced, loop, *numbers_of
     )
@@ -218,7 +220,7 @@ _Agreed = tuple[Trace, Trace, frozenset[Dim], "_Short | None"]
 def _two_traces(at: Callable[..., Trace], dims: Dims, part: int, tree: Tree, opset: int | None) -> _Agreed:
     """Two traces that agree, and the dimensions whose sizes differ between them. ``opset``: where a loop over a length
     may be captured at short lengths, that of the graphs; the last part of the result, unless there is none."""
-    numbers = Numbers()
+    numbers = followed()
     try:
         return _two_with(at, dims, part, tree, opset, numbers)
     except CaptureError:

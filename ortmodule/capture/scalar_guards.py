@@ -33,7 +33,7 @@ from ortmodule.core.errors import NotTraceable
 from ortmodule.core.names import PACKAGE
 from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.objects.interception import Replacement, replaced
-from ortmodule.core.size_expr import is_number, number_of
+from ortmodule.core.size_expr import is_number, is_whole, number_of
 from ortmodule.core.torch_private import (
     CHECK,
     TracedValue,
@@ -332,7 +332,7 @@ def _from_data(recorder: Recorder, tensor: torch.Tensor, name: str) -> Any:
     numbers = recorder.numbers
     if numbers is not None and numbers.symbolic and name in ("item", "tolist"):
         return numbers.take(recorder, tensor)
-    if numbers is not None and numbers.symbolic and recorder.depends_of(tensor) >= DATA:
+    if numbers is not None and numbers.symbolic and (recorder.depends_of(tensor) >= DATA or is_number(tensor)):
         numbers.calls.meet(sys._getframe(2))
     return NotImplemented
 
@@ -582,8 +582,8 @@ _REPLACEMENTS = [
     _hashes(),
     _of_numbers("__divmod__", lambda a, b: (a // b, a % b)),
     _of_numbers("__rdivmod__", lambda b, a: (a // b, a % b)),
-    _of_numbers("__round__", lambda a, *digits: round(a.item(), *digits)),
-    _of_numbers("__trunc__", int),
+    _of_numbers("__round__", lambda a, *digits: a if is_whole(a) and not digits else round(a.item(), *digits)),
+    _of_numbers("__trunc__", lambda a: a if is_whole(a) else int(a)),
     _attribute_reads(),
     _tracing_flag(),
     *_checks(),

@@ -80,16 +80,9 @@ _NORMALIZING = {"aten::batch_norm", "aten::instance_norm", "aten::native_batch_n
 
 
 def trace(
-    forward: Callable,
-    module: nn.Module,
-    tree: Tree,
-    arguments: pytree.Structure,
-    tensors: Sequence[torch.Tensor],
-    opset: int,
-    opaque: Opaque,
-    numbers: Numbers,
-    high: bool = False,
-) -> Trace:
+    forward: Callable, module: nn.Module, tree: Tree, arguments: pytree.Structure, tensors: Sequence[torch.Tensor],
+    opset: int, opaque: Opaque, numbers: Numbers, high: bool = False,
+) -> Trace:  # fmt: skip
     """Traces ``forward(*args, **kwargs)`` of ``module`` with ``tensors`` in the places that ``arguments`` has for them.
 
     ``numbers``: from data. ``high``: what generators of Python and NumPy draw. Raises NotTraceable, and what forward
@@ -167,7 +160,7 @@ def _record(
 ) -> tuple[_Flat, TracedGraph, Sequence[torch.Tensor]]:  # fmt: skip
     """The module as it was traced, its graph, and its results. Arguments as of :func:`_trace`."""
     saved, changes, second, operands = Saved(), OfCheckpoints(), False, False
-    failure: Exception | None
+    failure: BaseException | None
     while True:
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque), operands, changes), None
         flat.looks = looking
@@ -185,6 +178,8 @@ def _record(
                 graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
                 flat.mode.check(flat.regions.written)
                 flat.collectives.check()
+            except errors.FillsCache as error:
+                failure = error
             except Unflattenable as error:
                 failure = NotTraceable(f"forward returns {error}")
             except Exception as error:
@@ -200,6 +195,8 @@ def _record(
             continue
         if saved.keeps_from_now_on() or numbers.calls.new() or tree.knows_now(failure):
             continue
+        if isinstance(failure, errors.FillsCache):
+            break
         if isinstance(failure, (errors.Moved, errors.ChangesAround)) and not looking:
             looking = True  # which submodule has done it?
             continue
