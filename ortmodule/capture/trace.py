@@ -202,14 +202,7 @@ def _record(
             continue
         if failure is None and changes.are_to_be_found(flat.checkpoints, flat.changes()):
             continue
-        # Tensors that forward has from elsewhere become inputs, and it is traced once more.
-        known = len(tree.outside)
-        stopped = failure is not None and _AT_OUTSIDE in str(failure)  # it has not met all of them
-        may_be_met = tree.adopt(flat.mode.outside.values(), second and not stopped)
-        if stopped and known < len(tree.outside) < MOST_OUTSIDE_TENSORS:
-            second = True
-            continue
-        if not may_be_met or second:
+        if not _adopts(tree, flat, failure, second):
             break
         second = True
     if failure is not None:
@@ -218,6 +211,15 @@ def _record(
         finally:
             failure = None  # its traceback knows this frame: nothing would be freed
     return flat, graph, outputs
+
+
+def _adopts(tree: Tree, flat: _Flat, failure: BaseException | None, second: bool) -> bool:
+    """Is the module to be traced once more, as tensors that forward has from elsewhere become inputs? ``second``: it is
+    for the second time."""
+    known = len(tree.outside)
+    stopped = failure is not None and _AT_OUTSIDE in str(failure)  # it has not met all of them
+    may_be_met = tree.adopt(flat.mode.outside.values(), second and not stopped)
+    return (stopped and known < len(tree.outside) < MOST_OUTSIDE_TENSORS) or (may_be_met and not second)
 
 
 def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
