@@ -12,6 +12,7 @@ import torch
 from ortmodule.core.names import DOMAIN
 from ortmodule.core.torch_private import (
     GraphContext,
+    ListType,
     TracedValue,
     maybe_get_const,
     parse_arg,
@@ -113,12 +114,12 @@ def _chunk(g: GraphContext, x: TracedValue, chunks: TracedValue, dim: int) -> Tr
 
 @symbolic("aten::split", "aten::unsafe_split", "aten::split_copy", args="v v i")
 def _split(g: GraphContext, x: TracedValue, length: TracedValue, dim: int) -> TracedValue | list[TracedValue]:
-    """Each run has as many parts as the trace; the exporter's have the lengths of the trace."""
+    """Each run has as many parts as the trace; the exporter's have the lengths of the trace, as those of one element
+    have in any case."""
     node = g.original_node
     fused = node.hasAttribute("_outputs")  # with the node that takes the list apart
     count = node.i("_outputs") if fused else _parts(g)
-    lengths = length.node().kind() == "prim::ListConstruct" or isinstance(maybe_get_const(length, "is"), (list, tuple))
-    if not count or lengths:
+    if not count or isinstance([*node.inputs()][1].type(), ListType) or maybe_get_const(length, "i") == 1:
         return NotImplemented
     step = g.op("Reshape", length, g.op("Constant", value_t=torch.tensor([-1])))
     parts = _slices(g, x, step, dim, count)
