@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from ortmodule.capture import scalar_guards
 from ortmodule.core.errors import NotTraceable
-from ortmodule.core.torch_private import native_batch_norms, pad_sequence
+from ortmodule.core.size_expr import is_whole
+from ortmodule.core.torch_private import get_tracing_state, native_batch_norms, pad_sequence, vf_split
 
 #: Functions that take a number to fill with, and its place. A bool there has no place in a TorchScript graph.
 _FILLS = {
@@ -21,6 +22,7 @@ _FILLS = {
     torch.scatter: (3, "value"), torch.Tensor.scatter: (3, "value"), torch.Tensor.scatter_: (3, "value"),
     torch.index_fill: (3, "value"), torch.Tensor.index_fill: (3, "value"), torch.Tensor.index_fill_: (3, "value"),
 }  # fmt: skip
+_SPLITS = (torch.split, torch.Tensor.split)
 _CHOICES = (torch.where, torch.Tensor.where)
 #: Arithmetic with a Python bool, which counts as a tensor of rank 0 does.
 _SUMS = frozenset(
@@ -116,7 +118,18 @@ def has_sparse_gradient(function: Any, args: tuple, kwargs: dict[str, Any]) -> b
 
 def recordable(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, tuple, dict[str, Any]]:
     """What to call for ``function``, and its arguments. Raises NotTraceable where a trace cannot call it."""
+    if function in _SPLITS and (by_size := _split_by_size(*args, **kwargs)) is not None:
+        return vf_split, by_size, {}
     return _INSTEAD.get(function, function), *_arguments(function, args, kwargs)
+
+
+def _split_by_size(tensor: Any, *given: Any, **named: Any) -> tuple[Any, ...] | None:
+    """The operands of a split, where the length of its parts is a traced size; None: it is none."""
+    dim = named.pop("dim", 0)
+    length, dim = (*given, *named.values(), dim)[:2]
+    if get_tracing_state() is None or not isinstance(length, torch.Tensor) or not is_whole(length):
+        return None
+    return tensor, length, dim
 
 
 def _arguments(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

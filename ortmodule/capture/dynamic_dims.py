@@ -9,6 +9,7 @@ as they were are *pinned*: the graph serves only calls with these sizes there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,9 @@ import torch
 from torch import nn
 
 from ortmodule.capture import export_cache, pattern_rewriter
+from ortmodule.capture.alike_sizes import alike
 from ortmodule.capture.loops.loop import Loop, look
-from ortmodule.capture.numbers.data_numbers import DOWN, UP, Numbers
+from ortmodule.capture.numbers.data_numbers import DOWN, UP, Numbers, followed
 from ortmodule.capture.output_aliasing import View, agreed, check_places
 from ortmodule.capture.scalar_guards import line_of_error
 from ortmodule.capture.trace import trace
@@ -46,6 +48,7 @@ from ortmodule.lowering import export
 
 SMALL, ROWS, WHOLE = range(3)  # how much of a batch is traced
 #: What is tried for another trace with numbers from data: (the step between equal numbers, other sizes and rows).
+MOST_ALIKE = 3  # other sizes that are tried since Python does the same at them
 WAYS = ((DOWN, False), (UP, False), (DOWN, True))
 
 
@@ -74,6 +77,7 @@ class Capture:
     equal: tuple[frozenset[Dim], ...] = ()  #: dimensions that have to be of one size
     counted: Mapping[str, float] = field(default_factory=dict)  #: attributes that are numbers, at the sample
     follows: dict[str, Key] = field(default_factory=dict)  #: those that follow from sizes
+    converts: bool = False  #: are numbers among what is traced that Python converts?
     #: Numbers of the module that have to be these: (attributes, name, number).
     fixed: tuple[tuple[Mapping[str, Any], str, float], ...] = ()
 
@@ -101,7 +105,7 @@ def capture(
     the patterns that a user has registered.
     Raises CaptureError.
     """
-    start, made = time.perf_counter(), 0
+    start, made, converts = time.perf_counter(), 0, False
     numbers = arguments.number_places()
     try:
         torch_private.check_capture()
@@ -109,12 +113,13 @@ def capture(
         raise CaptureError(str(error)) from None
 
     def at(sizes: Sizes, from_data: Numbers, high: bool = False) -> Trace:
-        nonlocal made
+        nonlocal made, converts
         made += 1
         from_data.counts = dims.numbers_at(sizes, second=high)
         try:
             given = forward, module, tree, arguments, sizes.cut(tensors, numbers)
             found = trace(*given, opset, opaque, from_data, high)
+            converts |= from_data.met
             counts[id(found)] = tree.counts(high) | from_data.counts
             return found
         except ExportError as error:
@@ -142,12 +147,10 @@ def capture(
     first.graph = first.module = None  # type: ignore[assignment]  # nothing needs them any more
     for output in views:  # PyTorch differentiates them
         first.requires_grad[output] = False
-    if short is not None:
-        replaced, loop = short.replaced, short.loop
-    else:
-        replaced, loop = pattern_rewriter.apply(model, opset) if rewritten else {}, None
+    found = pattern_rewriter.apply(model, opset) if rewritten and short is None else {}
+    replaced, loop = (found, None) if short is None else (short.replaced, short.loop)
     fixed = _fixed(dims, tree, varied, shapes) if dims.kept and short is None else ()
-    numbers_of = tuple(dims.equal), counts[id(least)], follows, fixed
+    numbers_of = tuple(dims.equal), counts[id(least)], follows, converts, fixed
     return Capture(
         model, first, pinned, made, time.perf_counter() - start, least.tensors, views, replaced, loop, *numbers_of
     )
@@ -218,7 +221,7 @@ _Agreed = tuple[Trace, Trace, frozenset[Dim], "_Short | None"]
 def _two_traces(at: Callable[..., Trace], dims: Dims, part: int, tree: Tree, opset: int | None) -> _Agreed:
     """Two traces that agree, and the dimensions whose sizes differ between them. ``opset``: where a loop over a length
     may be captured at short lengths, that of the graphs; the last part of the result, unless there is none."""
-    numbers = Numbers()
+    numbers = followed()
     try:
         return _two_with(at, dims, part, tree, opset, numbers)
     except CaptureError:
@@ -322,61 +325,87 @@ def _most_that_vary(
     return other, varied
 
 
+class _Seconds:
+    """Makes traces that are to agree with a first one, and knows why they do not."""
+
+    def __init__(self, at: Callable[..., Trace], dims: Dims, tree: Tree, first: Trace, numbers: Numbers) -> None:
+        self._at, self._dims, self._tree, self.first, self._numbers = at, dims, tree, first, numbers
+        self.reason, self._failed = "", False
+        self.submodule: str | None = None
+        self.tried = set[frozenset[Dim]]()
+        self.unlike = list[frozenset[Dim]]()  # dimensions with whose sizes the number of nodes varies
+
+    def agreeing(self, sizes: Sizes, varied: frozenset[Dim]) -> Trace | None:
+        """Another trace, if it agrees with the first, which has these ``sizes``."""
+        self.tried.add(varied)
+        for fixed in (False, True) if self._dims.staying(varied) else (False,):
+            self._dims.fixed = fixed
+            for step, otherwise in WAYS:
+                mine = self._numbers.after(self.first.numbers, step)
+                if (other := self._with_numbers(sizes, varied, mine, otherwise)) is not None:
+                    self._dims.kept = fixed
+                    return other
+                if not self.first.numbers or not (mine.changed or self._failed):
+                    break
+        return None
+
+    def _with_numbers(self, sizes: Sizes, varied: frozenset[Dim], mine: Numbers, otherwise: bool) -> Trace | None:
+        """The same. ``mine``: what becomes of numbers from data; ``otherwise``: at other sizes and rows than by
+        preference."""
+        probes = self._dims.probes(sizes, varied, otherwise)
+        other = self._at_probes(probes, mine)
+        for _ in range(MOST_ALIKE):
+            if not self.reason or probes[-1].packed or self._dims.ranks > 1:
+                break
+            reads = None if other is None else other.size_reads
+            lengths = alike(sizes.lengths, probes[-1].lengths, varied, self.first.size_reads, reads)
+            if lengths is None:
+                break
+            probes = [replace(probes[-1], lengths=lengths)]
+            other = self._at_probes(probes, mine)
+        if other is not None and self.reason:
+            if len(list(self.first.graph.nodes())) != len(list(other.graph.nodes())):
+                self.unlike.append(varied)
+            return None
+        return other
+
+    def _at_probes(self, probes: list[Sizes], mine: Numbers) -> Trace | None:
+        """A trace at one of these sizes, and the :attr:`reason` why it is not like the first."""
+        self._failed = True
+        try:
+            other = _at_one_of(probes, lambda sizes: self._at(sizes, mine, high=True))
+        except TraceFailed as error:
+            self.reason, self.submodule = str(error), error.submodule
+            return None
+        self._failed = False
+        self.reason, self.submodule = _disagreement(self.first, other, self._tree)
+        return other
+
+
 def _agreeing(
     at: Callable[..., Trace], dims: Dims, tree: Tree, first: Trace, sizes: Sizes, opset: int | None,
     numbers: Numbers,
 ) -> _Agreed:  # fmt: skip
     """As :func:`_two_traces`. ``first``: made at ``sizes``, before what forward sets once was there."""
-    reason, submodule, failed = "", None, False
-    tried, unlike = set[frozenset[Dim]](), list[frozenset[Dim]]()  # unlike: the number of nodes varies with their sizes
-
-    def second(varied: frozenset[Dim]) -> Trace | None:
-        """Another trace, if it agrees with the first."""
-        tried.add(varied)
-        for fixed in (False, True) if dims.staying(varied) else (False,):
-            dims.fixed = fixed
-            for step, otherwise in WAYS:
-                mine = numbers.after(first.numbers, step)
-                if (other := with_numbers(varied, mine, otherwise)) is not None:
-                    dims.kept = fixed
-                    return other
-                if not first.numbers or not (mine.changed or failed):
-                    break
-        return None
-
-    def with_numbers(varied: frozenset[Dim], mine: Numbers, otherwise: bool) -> Trace | None:
-        """The same. ``mine``: what becomes of numbers from data; ``otherwise``: at other sizes and rows than by
-        preference."""
-        nonlocal reason, submodule, failed
-        failed = True
-        try:
-            other = _at_one_of(dims.probes(sizes, varied, otherwise), lambda sizes: at(sizes, mine, high=True))
-        except TraceFailed as error:
-            reason, submodule = str(error), error.submodule
-            return None
-        failed = False
-        reason, submodule = _disagreement(first, other, tree)
-        if reason and len(list(first.graph.nodes())) != len(list(other.graph.nodes())):
-            unlike.append(varied)
-        return None if reason else other
-
-    other, varied = _most_that_vary(dims, sizes, second, tried)
+    seconds = _Seconds(at, dims, tree, first, numbers)
+    other, varied = _most_that_vary(dims, sizes, functools.partial(seconds.agreeing, sizes), seconds.tried)
     if first.settled:
-        if other is None and (other := second(varied)) is None:
+        if other is None and (other := seconds.agreeing(sizes, varied)) is None:
             then = f"forward sets {first.settled[0][0].name}, and does something else from then on"
-            raise _blaming(CaptureError(then), submodule)
+            raise _blaming(CaptureError(then), seconds.submodule)
         first, other = other, first  # that is how forward goes on
-    elif opset is not None and unlike and (short := _short(at, dims, sizes, varied, unlike, opset, numbers)):
+    elif (unlike := seconds.unlike) and opset and (short := _short(at, dims, sizes, varied, unlike, opset, numbers)):
         return short.first, short.second, varied, short
     # What is pinned has to be traced at the size that it is pinned to.
     while True:
         pinned = {dim: size for dim, size in dims.given.items() if dim not in varied}
         if other is not None and all(sizes.lengths[dim] == size for dim, size in pinned.items()):
             return first, other, varied, None
-        sizes = dims.sized(sizes.lengths | pinned, bool(sizes.packed))
+        sizes, reason, submodule = dims.sized(sizes.lengths | pinned, bool(sizes.packed)), "", None
         try:
-            first = at(sizes, numbers)
-            other = second(varied) if not first.settled else None
+            first = seconds.first = at(sizes, numbers)
+            other = seconds.agreeing(sizes, varied) if not first.settled else None
+            reason, submodule = seconds.reason, seconds.submodule
         except TraceFailed as error:
             reason, submodule, other = str(error), error.submodule, None
         if other is None and not varied:

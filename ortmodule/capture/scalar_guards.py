@@ -28,12 +28,13 @@ from torch.distributions import Distribution
 from torch.nn.modules import module as nn_module
 from torch.nn.utils import stateless
 
+from ortmodule.capture.numbers.part_counts import part_count
 from ortmodule.capture.numbers.read_causes import DATA, RANDOM, SIZE, dependence
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.names import PACKAGE
 from ortmodule.core.objects.dispatchers import dispatcher_of
 from ortmodule.core.objects.interception import Replacement, replaced
-from ortmodule.core.size_expr import is_number, number_of
+from ortmodule.core.size_expr import SizeFormula, formula_of, is_number, is_whole, number_of
 from ortmodule.core.torch_private import (
     CHECK,
     TracedValue,
@@ -70,6 +71,7 @@ class Read:
     depends: int
     place: str
     submodule: str | None = None  # whose forward it is in
+    formula: SizeFormula | None = None  # how it follows from sizes
 
     def is_value(self, found: float) -> bool:
         """Is it what another run, or another trace, has found? What Python computes with sizes a graph repeats in
@@ -131,9 +133,10 @@ class Recorder:
             with untraced():
                 shape = list(tensor.shape)
             raise NotTraceable(f"{user_line()} takes the values out of a tensor of shape {shape}")
-        place, number = user_line(), number_of(tensor)
+        place, formula = user_line(), formula_of(tensor)
+        number = None if formula is None else formula.at(formula.sizes)
         if number is not None:
-            self.reads.append(Read(tensor, float(number), depends, place, self.where()))
+            self.reads.append(Read(tensor, float(number), depends, place, self.where(), formula))
             return
         tensor = tensor.clone()  # as it is now: forward may change it
         for element in tensor.reshape(-1).unbind() if tensor.dim() else (tensor,):
@@ -267,36 +270,6 @@ def _length(recorder: Recorder, tensor: torch.Tensor) -> None:
     _count(recorder, tensor)
 
 
-def _split(recorder: Recorder, input: torch.Tensor, *sizes: Any, dim: Any = 0, **named: Any) -> None:
-    """How many parts there are depends on a size, which data may decide."""
-    place = dim if len(sizes) < 2 else sizes[1]
-    if any(isinstance(each, (list, tuple)) for each in (*sizes, *named.values())):
-        return  # which says how many
-    if isinstance(place, int) and -input.dim() <= place < input.dim():
-        recorder.read(input.size(place), DATA)
-
-
-def _chunked(recorder: Recorder, input: torch.Tensor, chunks: Any, dim: Any = 0) -> None:
-    """There may be fewer parts than are asked for: four elements in three parts are two of two."""
-    _split(recorder, input, dim=dim)
-    if isinstance(chunks, torch.Tensor):  # a size
-        recorder.read(chunks)
-    count = untraced_item(chunks) if isinstance(chunks, torch.Tensor) else chunks
-    if not (isinstance(count, int) and isinstance(dim, int) and -input.dim() <= dim < input.dim()):
-        return  # an error of the caller's
-    size = input.size(dim)
-    whole = untraced_item(size) if isinstance(size, torch.Tensor) else size
-    most = (size + chunks - 1) // chunks  # elements of a part
-    parts = -(-whole // -(-whole // count)) if whole else count
-    recorder.read(most * ((chunks if parts == count else parts) - 1) < size)
-    if parts < count:
-        recorder.read(most * parts >= size)
-
-
-def _unbound(recorder: Recorder, input: torch.Tensor, dim: Any = 0) -> None:
-    _split(recorder, input, dim=dim)
-
-
 def _squeezed(recorder: Recorder, input: torch.Tensor, dim: Any = None) -> None:
     """Whether a dimension goes away depends on its size."""
     dims = range(input.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
@@ -332,7 +305,7 @@ def _from_data(recorder: Recorder, tensor: torch.Tensor, name: str) -> Any:
     numbers = recorder.numbers
     if numbers is not None and numbers.symbolic and name in ("item", "tolist"):
         return numbers.take(recorder, tensor)
-    if numbers is not None and numbers.symbolic and recorder.depends_of(tensor) >= DATA:
+    if numbers is not None and numbers.symbolic and (recorder.depends_of(tensor) >= DATA or is_number(tensor)):
         numbers.calls.meet(sys._getframe(2))
     return NotImplemented
 
@@ -439,9 +412,11 @@ def observed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     _read_lists(recorder, function, args, kwargs)
     if function in _COMPARISONS:  # a Python bool: tensor operations, and a read of their result
         return bool(_COMPARISONS[function](*args, **kwargs))
-    if (look := _SIZED.get(function)) is not None:
-        with recorder.paused():
-            look(recorder, *args, **kwargs)
+    with recorder.paused():
+        if function in _SQUEEZES:
+            _squeezed(recorder, *args, **kwargs)
+        elif (found := part_count(function, args, kwargs)) is not None and isinstance(found[0], torch.Tensor):
+            recorder.read(found[0], SIZE if found[1] else DATA)  # a graph is for each number of elements in any case
     return NotImplemented
 
 
@@ -562,13 +537,8 @@ _CONVERSIONS = {
 _LOOKS = {"item", "tolist", "__int__", "__float__"}
 _SLICES = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 _TRACING = {torch.narrow, torch.Tensor.narrow, pad_packed_sequence, torch.linspace}
-#: How many dimensions, or results, these have depends on sizes.
-_SIZED: dict[Any, Callable[..., None]] = {
-    torch.squeeze: _squeezed, torch.Tensor.squeeze: _squeezed, torch.Tensor.squeeze_: _squeezed,
-    torch.split: _split, torch.Tensor.split: _split, torch.chunk: _chunked, torch.Tensor.chunk: _chunked,
-    torch.unsafe_chunk: _chunked, torch.Tensor.unsafe_chunk: _chunked,
-    torch.unbind: _unbound, torch.Tensor.unbind: _unbound,
-}  # fmt: skip
+#: How many dimensions these have depends on sizes.
+_SQUEEZES = {torch.squeeze, torch.Tensor.squeeze, torch.Tensor.squeeze_}
 _COMPARED: dict[str, Callable[..., Any]] = {
     "equal": lambda a, b: torch.eq(a, b).all() if a.shape == b.shape else False,
     "allclose": lambda a, b, *tolerances, **named: torch.isclose(a, b, *tolerances, **named).all(),
@@ -582,8 +552,8 @@ _REPLACEMENTS = [
     _hashes(),
     _of_numbers("__divmod__", lambda a, b: (a // b, a % b)),
     _of_numbers("__rdivmod__", lambda b, a: (a // b, a % b)),
-    _of_numbers("__round__", lambda a, *digits: round(a.item(), *digits)),
-    _of_numbers("__trunc__", int),
+    _of_numbers("__round__", lambda a, *digits: a if is_whole(a) and not digits else round(a.item(), *digits)),
+    _of_numbers("__trunc__", lambda a: a if is_whole(a) else int(a)),
     _attribute_reads(),
     _tracing_flag(),
     *_checks(),

@@ -80,16 +80,9 @@ _NORMALIZING = {"aten::batch_norm", "aten::instance_norm", "aten::native_batch_n
 
 
 def trace(
-    forward: Callable,
-    module: nn.Module,
-    tree: Tree,
-    arguments: pytree.Structure,
-    tensors: Sequence[torch.Tensor],
-    opset: int,
-    opaque: Opaque,
-    numbers: Numbers,
-    high: bool = False,
-) -> Trace:
+    forward: Callable, module: nn.Module, tree: Tree, arguments: pytree.Structure, tensors: Sequence[torch.Tensor],
+    opset: int, opaque: Opaque, numbers: Numbers, high: bool = False,
+) -> Trace:  # fmt: skip
     """Traces ``forward(*args, **kwargs)`` of ``module`` with ``tensors`` in the places that ``arguments`` has for them.
 
     ``numbers``: from data. ``high``: what generators of Python and NumPy draw. Raises NotTraceable, and what forward
@@ -167,7 +160,7 @@ def _record(
 ) -> tuple[_Flat, TracedGraph, Sequence[torch.Tensor]]:  # fmt: skip
     """The module as it was traced, its graph, and its results. Arguments as of :func:`_trace`."""
     saved, changes, second, operands = Saved(), OfCheckpoints(), False, False
-    failure: Exception | None
+    failure: BaseException | None
     while True:
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque), operands, changes), None
         flat.looks = looking
@@ -185,6 +178,8 @@ def _record(
                 graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
                 flat.mode.check(flat.regions.written)
                 flat.collectives.check()
+            except errors.FillsCache as error:
+                failure = error
             except Unflattenable as error:
                 failure = NotTraceable(f"forward returns {error}")
             except Exception as error:
@@ -200,19 +195,14 @@ def _record(
             continue
         if saved.keeps_from_now_on() or numbers.calls.new() or tree.knows_now(failure):
             continue
+        if isinstance(failure, errors.FillsCache):
+            break
         if isinstance(failure, (errors.Moved, errors.ChangesAround)) and not looking:
             looking = True  # which submodule has done it?
             continue
         if failure is None and changes.are_to_be_found(flat.checkpoints, flat.changes()):
             continue
-        # Tensors that forward has from elsewhere become inputs, and it is traced once more.
-        known = len(tree.outside)
-        stopped = failure is not None and _AT_OUTSIDE in str(failure)  # it has not met all of them
-        may_be_met = tree.adopt(flat.mode.outside.values(), second and not stopped)
-        if stopped and known < len(tree.outside) < MOST_OUTSIDE_TENSORS:
-            second = True
-            continue
-        if not may_be_met or second:
+        if not _adopts(tree, flat, failure, second):
             break
         second = True
     if failure is not None:
@@ -221,6 +211,15 @@ def _record(
         finally:
             failure = None  # its traceback knows this frame: nothing would be freed
     return flat, graph, outputs
+
+
+def _adopts(tree: Tree, flat: _Flat, failure: BaseException | None, second: bool) -> bool:
+    """Is the module to be traced once more, as tensors that forward has from elsewhere become inputs? ``second``: it is
+    for the second time."""
+    known = len(tree.outside)
+    stopped = failure is not None and _AT_OUTSIDE in str(failure)  # it has not met all of them
+    may_be_met = tree.adopt(flat.mode.outside.values(), second and not stopped)
+    return (stopped and known < len(tree.outside) < MOST_OUTSIDE_TENSORS) or (may_be_met and not second)
 
 
 def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:

@@ -180,11 +180,13 @@ class FillsCache(BaseException, Generic[SlotT, NumberT, TableT]):
     """Forward fills a cache. It goes through the user's code, whose handlers of errors must not take it."""
 
     def __init__(
-        self, reason: str, slots: Sequence[SlotT] = (), numbers: Sequence[NumberT] = (), tables: Sequence[TableT] = ()
-    ) -> None:
-        """``slots``: with tensors, ``numbers``: that it sets beside them; ``tables``: in dictionaries."""
+        self, reason: str, slots: Sequence[SlotT] = (), numbers: Sequence[NumberT] = (),
+        tables: Sequence[TableT] = (), refused: Sequence[TableT] = (),
+    ) -> None:  # fmt: skip
+        """``slots``: with tensors, ``numbers``: that it sets beside them; ``tables``: in dictionaries; ``refused``:
+        what was taken for such tables, and is none."""
         super().__init__(reason)
-        self.slots, self.numbers, self.tables = slots, numbers, tables
+        self.slots, self.numbers, self.tables, self.refused = slots, numbers, tables, refused
 
 
 class NotScripted(Exception):

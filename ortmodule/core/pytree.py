@@ -149,6 +149,11 @@ class Structure:
         it, in order (:func:`generators`); None: new ones, which draw the same each time."""
         return _Reader(self, tensors, number, into or {}, generators, array).value()
 
+    def outline(self, places: Sequence[Any]) -> Any:
+        """The value again with ``places`` where it has tensors, of which nothing is made: no sparse tensor, no
+        parameter, no number of NumPy's."""
+        return _Outline(self, places, lambda place, kind: place, {}, None, lambda place: place).value()
+
 
 def as_arguments(sample: Any) -> tuple[tuple, dict[str, Any]]:
     """(arguments, those with names) of a sample: a tuple, a dictionary, or one argument."""
@@ -291,21 +296,21 @@ class _Reader:
         if token is TWIN:
             return self.twins[next(self.tokens)]
         if token is PARAMETER:
-            return leaves.as_parameter(self.value())
+            return self.parameter(self.value())
         if token is HELD:
             return self._tensor(next(self.tokens).get())
         if token is NUMBER:
             return self.number(next(self.tensors), next(self.tokens))
         if token is AS:
-            scalar = next(self.tokens)
-            return scalar(self.value())
+            return self.scalar(next(self.tokens), self.value())
         if token is ARRAY:
             tensor = self.value()
             if id(tensor) not in self.arrays:
                 self.arrays[id(tensor)] = self.array(tensor)
             return self.arrays[id(tensor)]
         if token is SPARSE:
-            return self._tensor(sparse_arguments.read(self))
+            sizes, coalesced = next(self.tokens), next(self.tokens)
+            return self._tensor(self.sparse(self.value(), self.value(), sizes, coalesced))
         if token is SPLIT:
             return dtensor_results.read(self)
         if token is WHOLE:
@@ -328,6 +333,30 @@ class _Reader:
 
     def values(self, count: int) -> list[Any]:
         return [self.value() for _ in range(count)]
+
+    def parameter(self, value: Any) -> Any:
+        return leaves.as_parameter(value)
+
+    def scalar(self, kind: Callable[[Any], Any], value: Any) -> Any:
+        return kind(value)
+
+    def sparse(self, *parts: Any) -> Any:
+        return sparse_arguments.made_of(*parts)
+
+
+class _Outline(_Reader):
+    """Reads a value with something else in the places of its tensors."""
+
+    __slots__ = ()
+
+    def parameter(self, value: Any) -> Any:
+        return value
+
+    def scalar(self, kind: Callable[[Any], Any], value: Any) -> Any:
+        return value
+
+    def sparse(self, indices: Any, values: Any, sizes: Any, coalesced: bool) -> Any:
+        return {"indices": indices, "values": values}
 
 
 # --- the kinds of values: how one is written as tokens, and read again ------------------------------------------------

@@ -62,6 +62,11 @@ def is_number(tensor: torch.Tensor) -> bool:
     return found
 
 
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Is it an `int` without a trace, by :func:`is_number`?"""
+    return tensor.dtype is torch.int64 and is_number(tensor)
+
+
 def _is_plain(constant: Any) -> bool:
     """A number that was written into the program: the trace shows some as tensors of rank 0."""
     return (

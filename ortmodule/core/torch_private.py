@@ -204,6 +204,7 @@ is_none = _private(f"{_EXPORTER}.symbolic_helper._is_none", "is a traced value N
 is_tensor_list = _private(f"{_EXPORTER}.symbolic_helper._is_tensor_list", "is a traced value a list of tensors?")
 parse_arg = _private(f"{_EXPORTER}.symbolic_helper._parse_arg", "an argument of a traced operator")
 squeeze_helper = _private(f"{_EXPORTER}.symbolic_helper._squeeze_helper", "Squeeze in each opset")
+vf_split = _private("torch._VF.split", "cuts a tensor by a traced length, of which torch.split makes a plain number")
 unpack_list = _private(f"{_EXPORTER}.symbolic_helper._unpack_list", "the items of a traced list")
 _SLOWER = "each export takes several times as long"
 _SHAPES, _LINT = "torch._C._jit_pass_onnx_graph_shape_type_inference", "torch._C._jit_pass_lint"

@@ -156,7 +156,7 @@ class _Place:
 def input_names(module: nn.Module, arguments: pytree.Structure, count: int) -> list[str]:
     """What forward calls the tensors of a call: `input_ids`, `batch.mask`, `states.0`."""
     places = [_Place() for _ in range(count)]
-    args, kwargs = arguments.rebuild(places, lambda place, kind: place, array=lambda place: place)
+    args, kwargs = arguments.outline(places)
     try:
         bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):

@@ -83,7 +83,7 @@ class Tree(Inventory):
         self.attributes.counted.add((id(self.modules[path]), key))
         return super().count(path, key)
 
-    def knows_now(self, failure: Exception | None) -> bool:
+    def knows_now(self, failure: BaseException | None) -> bool:
         """Has a trace failed for what the next one knows of the module?"""
         if isinstance(failure, CountsAttribute):
             return self.count(failure.path, failure.key)
@@ -141,8 +141,11 @@ class Tree(Inventory):
         found = {slot.name: number.key_of(slot.get().item(), shapes) for slot, number in known}
         return {name: key for name, key in found.items() if key is not None}
 
-    def keep(self, tables: Iterable[SizeTable], shapes: Sequence[Sequence[int]]) -> None:
-        """PyTorch is about to run a call, with inputs of these sizes, that fills ``tables``."""
+    def keep(self, tables: Iterable[SizeTable], refused: Iterable[SizeTable], shapes: Sequence[Sequence[int]]) -> None:
+        """PyTorch is about to run a call, with inputs of these sizes, that fills ``tables``, or takes those that are
+        ``refused`` for something else."""
+        for table in refused:
+            table.refused = True
         for table in tables:
             table.place.fill(shapes)
             self._add_table(table)

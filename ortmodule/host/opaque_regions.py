@@ -486,7 +486,7 @@ class Regions:
             place.methods = _methods_behind(error, module)
             self.blamed = error, place
 
-    def mark(self, failure: Exception) -> None:
+    def mark(self, failure: BaseException) -> None:
         """Writes on ``failure`` the path of the submodule that it comes from, if it is known."""
         known = getattr(failure, "submodule", None)
         if not known and self.blamed is not None and self.blamed[0] is failure:

@@ -1,15 +1,18 @@
-"""Translates operators that change only a tensor's shape: squeeze, pad, tile, chunk.
+"""Translates operators that change only a tensor's shape: squeeze, pad, tile, chunk, split.
 
 Ranks and lists have the lengths of the trace, so no translation asks in the graph which it is, as the exporter's do.
 """
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from ortmodule.core.names import DOMAIN
 from ortmodule.core.torch_private import (
     GraphContext,
+    ListType,
     TracedValue,
     maybe_get_const,
     parse_arg,
@@ -19,6 +22,9 @@ from ortmodule.core.torch_private import (
 )
 from ortmodule.lowering.symbolics import symbolic, tensor_type
 from ortmodule.lowering.traced_tensors import rank_of
+
+_UNPACK = "prim::ListUnpack"
+_END = 2**63 - 1
 
 
 @symbolic("aten::squeeze")
@@ -84,12 +90,45 @@ def _numbers(g: GraphContext, values: TracedValue) -> list[TracedValue]:
     return [g.op("Reshape", value, flat) for value in unpack_list(values)]
 
 
+def _parts(g: GraphContext) -> int:
+    """How many results the traced call has; 0: it is not known."""
+    return next((u.user.outputsSize() for u in g.original_node.output().uses() if u.user.kind() == _UNPACK), 0)
+
+
 @symbolic("aten::chunk", args="v v i")
 def _chunk(g: GraphContext, x: TracedValue, chunks: TracedValue, dim: int) -> TracedValue:
-    """Into fewer parts than are asked for, which the exporter does not know; each run has as many as the trace."""
-    unpacked = [use.user for use in g.original_node.output().uses() if use.user.kind() == "prim::ListUnpack"]
-    asked = maybe_get_const(chunks, "i")
-    if not unpacked or not isinstance(asked, int) or (count := unpacked[0].outputsSize()) == asked or g.opset < 18:
+    """Into fewer parts than are asked for, or by a size, which the exporter does not know; each run has as many as the
+    trace."""
+    asked, count = maybe_get_const(chunks, "i"), _parts(g)
+    if not count or count == asked or g.opset < 18:
         return NotImplemented
+    if not isinstance(asked, int):
+        one = g.op("Constant", value_t=torch.tensor([1]))
+        number = g.op("Reshape", chunks, g.op("Constant", value_t=torch.tensor([-1])))
+        size = g.op("Gather", g.op("Shape", x), g.op("Constant", value_t=torch.tensor([dim])))
+        step = g.op("Div", g.op("Sub", g.op("Add", size, number), one), number)
+        return g.op("prim::ListConstruct", *_slices(g, x, step, dim, count))
     parts = g.op("Split", x, axis_i=dim, num_outputs_i=count, outputs=count)
     return g.op("prim::ListConstruct", *([parts] if count == 1 else parts))
+
+
+@symbolic("aten::split", "aten::unsafe_split", "aten::split_copy", args="v v i")
+def _split(g: GraphContext, x: TracedValue, length: TracedValue, dim: int) -> TracedValue | list[TracedValue]:
+    """Each run has as many parts as the trace; the exporter's have the lengths of the trace, as those of one element
+    have in any case."""
+    node = g.original_node
+    fused = node.hasAttribute("_outputs")  # with the node that takes the list apart
+    count = node.i("_outputs") if fused else _parts(g)
+    if not count or isinstance([*node.inputs()][1].type(), ListType) or maybe_get_const(length, "i") == 1:
+        return NotImplemented
+    step = g.op("Reshape", length, g.op("Constant", value_t=torch.tensor([-1])))
+    parts = _slices(g, x, step, dim, count)
+    return (parts if count > 1 else parts[0]) if fused else g.op("prim::ListConstruct", *parts)
+
+
+def _slices(g: GraphContext, x: TracedValue, step: TracedValue, dim: int, count: int) -> list[TracedValue]:
+    """``count`` parts of ``step`` elements each, but for the last one, which has all that is left."""
+    axis = g.op("Constant", value_t=torch.tensor([dim]))
+    ends = [g.op("Mul", step, g.op("Constant", value_t=torch.tensor([i]))) for i in range(1, count)]
+    bounds = [g.op("Constant", value_t=torch.tensor([0])), *ends, g.op("Constant", value_t=torch.tensor([_END]))]
+    return [g.op("Slice", x, first, last, axis) for first, last in itertools.pairwise(bounds)]

@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ortmodule.capture import export_cache, scalar_guards, self_check
 from ortmodule.capture.dynamic_dims import Capture, capture
 from ortmodule.capture.loops.check import LoopCheck
+from ortmodule.capture.numbers import data_numbers
 from ortmodule.capture.partitioner import FAST_PATH, Partition, has_fast_path
 from ortmodule.core import devices, rng_state
 from ortmodule.core.config import Config
@@ -124,6 +125,10 @@ class Compiler:
             with scalar_guards.hidden_tracing(), contextlib.suppress(NotInEngine):
                 graph, still = self._checked(call, part, begins)
                 wrong = wrong if still else ""
+        if wrong and graph.capture.converts:
+            # What Python does with numbers that are traced may hang on their types: all of them are compared.
+            with data_numbers.compared(), contextlib.suppress(NotInEngine):
+                graph, wrong = self._checked(call, part, begins)
         if wrong and _partition(call).leave_fast_paths():
             graph, wrong = self._checked(call, part, begins)
         if wrong:

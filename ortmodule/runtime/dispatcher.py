@@ -450,9 +450,9 @@ class Dispatcher:
         return tree.fills < MOST_CALLS and self.budget.bounded
 
     def _fills(self, call: Call, reason: FillsCache) -> Waits:
-        if reason.slots:
+        if not (reason.tables or reason.refused):
             call.tree.fill(reason.slots, reason.numbers, call.shapes[: call.count])
-        call.tree.keep(reason.tables, call.shapes[: call.count])
+        call.tree.keep(reason.tables, reason.refused, call.shapes[: call.count])
         self.states.forget()
         self.log.info(str(reason))
         return self._waits(call, str(reason))

@@ -94,10 +94,12 @@ class Force(Inner):
         return torch.autograd.grad(energy, x, create_graph=True)[0]
 
 
-ISLANDS = (Remembering, Adaptive, Force)
+ISLANDS = (Adaptive, Force)
 
 
-@pytest.mark.parametrize("inner", [*ISLANDS, Checkpointed, Annealed, Experts], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "inner", [*ISLANDS, Remembering, Checkpointed, Annealed, Experts], ids=lambda cls: cls.__name__
+)
 def test_a_submodule_is_an_island_at_most(inner):
     torch.manual_seed(0)
     eager = Around(inner())

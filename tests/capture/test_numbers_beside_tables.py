@@ -121,6 +121,11 @@ class Half(Sum):
         return n / 2
 
 
+class AsFloat(Sum):
+    def formula(self, n, rows):
+        return float(n)
+
+
 class Rounded(Sum):
     """For several lengths."""
 
@@ -240,8 +245,8 @@ class Backwards(Block):
 
 
 KINDS = (
-    Block, Steps, Epoch, Heads, AlsoFactor, OfRows, OfBoth, Sum, Product, Half, Rounded, Converted, Flag, InList,
-    InDictionary, InObject, Shared, Limited, Refused, Backwards,
+    Block, Steps, Epoch, Heads, AlsoFactor, OfRows, OfBoth, Sum, Product, Half, AsFloat, Rounded, Converted, Flag,
+    InList, InDictionary, InObject, Shared, Limited, Refused, Backwards,
 )  # fmt: skip
 #: Sizes of (length, batch), and a change by the script before a call.
 ORDERS = {
@@ -331,10 +336,12 @@ SHORT = (
 
 #: Kinds that the engine runs where lengths come again (how many calls are PyTorch's at most, of a graph each): the
 #: others keep the number where no graph takes it in, or do what PyTorch alone does.
-IN_ENGINE = (Block, Steps, AlsoFactor, OfRows, OfBoth, Sum, Product, Half, Shared, Epoch, Heads, Limited)
+IN_ENGINE = (
+    Block, Steps, AlsoFactor, OfRows, OfBoth, Sum, Product, Half, AsFloat, Converted, Shared, Epoch, Heads, Limited,
+)  # fmt: skip
 
 
-@each("kind", IN_ENGINE, (Block, Product))
+@each("kind", IN_ENGINE, (Block, Product, Converted))
 def test_the_engine_runs_calls_that_find_a_table(kind, monkeypatch):
     """Two calls that fill it at most are PyTorch's, and those that make it anew where no graph is captured for that."""
     order = [(9, 3)] * 8

@@ -116,6 +116,15 @@ class Grown(Block):
         return self.turn(h, self.table[:n])
 
 
+class Converted(WithNumber):
+    def length(self, h):
+        return int(h.shape[self.dim])
+
+
+class GrownConverted(Grown):
+    length = Converted.length
+
+
 class Buffer(Block):
     def __init__(self, dim):
         super().__init__(dim)
@@ -152,6 +161,51 @@ class ByLength(Block):
         return self.attend(h, self.masks[n])
 
 
+def _in(masks, key, n):
+    if key not in masks:
+        masks[key] = masked_out(n)
+    return masks[key]
+
+
+def _get(masks, key, n):
+    mask = masks.get(key)
+    if mask is None:
+        mask = masks[key] = masked_out(n)
+    return mask
+
+
+def _try(masks, key, n):
+    try:
+        return masks[key]
+    except KeyError:
+        masks[key] = masked_out(n)
+        return masks[key]
+
+
+LOOKS = {"in": _in, "get": _get, "try": _try}
+#: How the key follows from a length.
+KEYS = {
+    "size": lambda t: t.size(0),
+    "len": lambda t: len(t),
+    "int": lambda t: int(t.shape[0]),
+    "int of len": lambda t: int(len(t)),
+    "round": lambda t: round(t.shape[0]),
+    "tuple": lambda t: (len(t), 1),
+    "sizes": lambda t: t.shape[:1],
+    "beside a type": lambda t: (int(t.shape[0]), t.dtype, t.device),
+    "float": lambda t: float(t.shape[0]),
+}
+
+
+class ByKey(Block):
+    def __init__(self, dim, key, look):
+        super().__init__(dim)
+        self.masks, self.key, self.look = {}, KEYS[key], LOOKS[look]
+
+    def mix(self, h):
+        return self.attend(h, self.look(self.masks, self.key(h.transpose(0, self.dim)), h.shape[self.dim]))
+
+
 @functools.lru_cache(maxsize=4)
 def remembered(n):
     return masked_out(n)
@@ -177,7 +231,10 @@ class Encoder(Block):
         return self.encoder(h, mask=self.mask)
 
 
-KINDS = (Attribute, WithNumber, Apart, Grown, Buffer, RegisteredAgain, ByLength, Function, Encoder)
+KINDS = (
+    Attribute, WithNumber, Apart, Grown, Converted, GrownConverted, Buffer, RegisteredAgain, ByLength, Function,
+    Encoder,
+)  # fmt: skip
 
 
 def held(module):
@@ -197,10 +254,10 @@ def inputs(dim, lengths):
         yield torch.randn((n, rows, WIDTH) if dim == 0 else (rows, n, WIDTH))
 
 
-def compare(kind, dim, order, modes):
-    """Values, gradients and what the module keeps, after each call; the report."""
+def compare(kind, dim, order, modes, *given):
+    """Values, gradients and what the module keeps, after each call; the report. ``given``: to ``kind``, besides."""
     torch.manual_seed(0)
-    eager = kind(dim)
+    eager = kind(dim, *given)
     ours = ORTModule(copy.deepcopy(eager))
     for x in inputs(dim, ORDERS[order]):
         for training in modes:
@@ -224,7 +281,7 @@ def most_graphs(kind, modes):
     """One finds a table, one makes one. A part of the batch may take the other way than all of it: its length is
     another one, or equal to the table's as both are cut to eight. Then the way of all of it is captured on more, in up
     to two attempts; where a table may be longer than the call, in up to three, of the batch's rows first."""
-    return (1 if kind is Function else 4 if kind is Grown else 3) * modes
+    return (1 if kind is Function else 4 if issubclass(kind, Grown) else 3) * modes
 
 
 @each("kind,dim,order", CASES, SHORT)
@@ -253,7 +310,19 @@ def test_a_training_loop(kind, dim, monkeypatch):
     assert report.captured and report.exports == 1 and not report.python_ops, report
     # Four make another table; the first one does; and the next where the length, and not the batch, is dimension 0: a
     # trace at other sizes has it longer than the table then.
-    assert report.pytorch_calls <= 6 - dim, report
+    assert report.pytorch_calls <= (2 if kind is ByLength else 6 - dim), report
+
+
+WAYS = [(key, look, dim) for key in KEYS for look in LOOKS for dim in (0, 1)]
+
+
+@each("key,look,dim", WAYS, (("len", "in", 0), ("int", "get", 1), ("beside a type", "try", 0)))
+def test_a_dictionary(key, look, dim, monkeypatch):
+    """Whatever the key, and how it is looked for: PyTorch runs a call of each length, and there is one graph."""
+    monkeypatch.setenv("ORTMODULE_CAPTURE_SHARE", "0")
+    monkeypatch.setitem(ORDERS, "epochs", ((24,) * 3 + (15,)) * 2 + (24,))
+    report = compare(ByKey, dim, "epochs", (True,), key, look)
+    assert report.captured and report.exports == 1 and not report.python_ops and report.pytorch_calls == 2, report
 
 
 def test_a_number_of_the_script(monkeypatch):

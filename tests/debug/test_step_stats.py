@@ -1,5 +1,9 @@
 """Statistics name the tensors of a call, find what is padding, and are printed as a table."""
 
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+
+import numpy
 import pytest
 import torch
 from onnx import TensorProto, helper
@@ -28,6 +32,44 @@ X = torch.ones(2)
 def test_names_of_inputs(args, kwargs, names):
     tensors, structure = pytree.flatten((args, kwargs))
     assert input_names(Net(), structure, len(tensors)) == names
+
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    weight: torch.Tensor
+
+
+Pair = namedtuple("Pair", "x y")
+SPARSE = torch.eye(3).to_sparse()
+
+
+@pytest.mark.parametrize(
+    "argument, names",
+    [
+        (SPARSE, ["input_ids.indices", "input_ids.values"]),
+        ([X, SPARSE, X + 1], ["input_ids.0", "input_ids.1.indices", "input_ids.1.values", "input_ids.2"]),
+        (nn.Parameter(X), ["input_ids"]),
+        ((X, nn.Parameter(X)), ["input_ids.0", "input_ids.1"]),
+        (numpy.ones(3), ["input_ids"]),
+        (Batch(X, SPARSE), ["input_ids.x", "input_ids.weight.indices", "input_ids.weight.values"]),
+        (Pair(X, X + 1), ["input_ids.0", "input_ids.1"]),
+        (UserDict(a=X, b=[X + 1]), ["input_ids.data.a", "input_ids.data.b.0"]),
+        ({"n": numpy.float32(2), "x": X}, ["input_ids.x"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_names_in_arguments_of_each_kind(argument, names):
+    """No tensors are needed for that: nothing is made of what stands for them."""
+    tensors, structure = pytree.flatten(((argument,), {}))
+    assert input_names(Net(), structure, len(tensors)) == names
+
+
+@pytest.mark.parametrize("number", [2.5, 3, numpy.float32(2), numpy.int64(4)], ids=lambda number: type(number).__name__)
+def test_names_of_numbers_that_vary(number):
+    _, structure = pytree.flatten(((X, number), {}))
+    lifted, _ = structure.lifted(frozenset(structure.numbers()), [X])
+    assert input_names(Net(), lifted, 2) == ["input_ids", "batch"]
 
 
 def test_padded_inputs():

@@ -34,7 +34,6 @@ def may_set_up(tree: Tree, text: str) -> None:
     """Raises FillsCache where forward changes parameters, which a first call may do (it scales them to its data), and
     PyTorch may run such a call. ``text``: which."""
     if tree.may_fill:
-        tree.fill((), ())
         raise FillsCache(f"{text}, as a first call may")
 
 

@@ -76,9 +76,7 @@ class TracedTables:
         """Raises FillsCache, which leaves this call to PyTorch; from now on they are no tables. Or NotTraceable."""
         if not self.tree.may_keep:
             raise NotTraceable(what)
-        for table in tables:
-            table.refused = True
-        raise FillsCache(what)
+        raise FillsCache(what, refused=tables)
 
 
 def _whole(name: str) -> Callable[..., Any]:

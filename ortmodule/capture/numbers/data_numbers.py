@@ -11,9 +11,12 @@ not agree then, numbers are compared in every run, as other reads are.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,12 +30,32 @@ from ortmodule.capture.numbers.number_functions import OF_MATH
 from ortmodule.capture.numbers.number_lists import OF_LISTS
 from ortmodule.capture.numbers.read_causes import DATA
 from ortmodule.core.objects.interception import Replacement
+from ortmodule.core.size_expr import is_number
 from ortmodule.core.torch_private import get_tracing_state, untraced
 
 MOST_ELEMENTS = 256  # of a list of numbers
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DOWN, UP = -1, 1
+_ROUNDING = (math.floor, math.ceil, math.trunc)
+
+
+_current = threading.local()
+
+
+@contextlib.contextmanager
+def compared() -> Iterator[None]:
+    """Inside, in this thread, numbers are compared in every run."""
+    _current.compared = True
+    try:
+        yield
+    finally:
+        _current.compared = False
+
+
+def followed() -> Numbers:
+    """For the first traces of a capture."""
+    return Numbers(symbolic=not getattr(_current, "compared", False))
 
 
 @dataclass
@@ -85,7 +108,7 @@ class Numbers:
 
     def converting(self, recorder: scalar_guards.Recorder) -> AbstractContextManager[None]:
         """Inside, `int(x)`, `len(x)` and the like, where such calls have been met, and `math.sqrt(x)` give numbers that
-        know their tensors."""
+        know their tensors, or sizes."""
 
         def conversion(kind: Callable[..., Any], convert: Callable[[Any], Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -93,6 +116,8 @@ class Numbers:
                     number = self._number(recorder, args[0])
                     if number is not None:
                         return convert(number)
+                    if (size := self._size(recorder, kind, args[0])) is not None:
+                        return size
                 return kind(*args, **kwargs)
 
             return call
@@ -110,6 +135,7 @@ class Numbers:
         called: dict[Callable[..., Any], Callable[..., Any]] = {
             original: function(original, instead) for original, instead in (OF_MATH | OF_LISTS).items()
         }
+        called |= {rounded: conversion(rounded, rounded) for rounded in _ROUNDING}
         modules = {name: sys.modules[name] for name in ("math", "numpy")}
         others = [Replacement(modules[f.__module__], f.__name__, call) for f, call in called.items()]
         called[int] = conversion(int, symbolic_numbers.whole)
@@ -126,6 +152,16 @@ class Numbers:
             return len(value)
         self.met = True
         return value.size(0)
+
+    def _size(self, recorder: scalar_guards.Recorder, kind: Callable[..., Any], value: Any) -> Any:
+        """What ``kind`` makes of a number that follows from sizes; None: it is none, or a fraction to be rounded."""
+        if not isinstance(value, torch.Tensor) or not recorder.watches():
+            return None
+        with recorder.paused():
+            if value.dtype is torch.bool or not is_number(value) or (value.is_floating_point() and kind is not float):
+                return None
+        self.met = True
+        return value if value.is_floating_point() or kind is not float else value * 1.0
 
     def _number(self, recorder: scalar_guards.Recorder, value: Any) -> Any:
         """The symbolic number that ``value`` is, or holds; None: neither."""

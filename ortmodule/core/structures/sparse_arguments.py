@@ -26,9 +26,7 @@ def write(writer: Any, value: torch.Tensor) -> None:
         writer.is_twin(each)
 
 
-def read(reader: Any) -> torch.Tensor:
-    sizes, coalesced = next(reader.tokens), next(reader.tokens)
-    parts = reader.value(), reader.value()
-    made = torch.sparse_coo_tensor(*parts, sizes, is_coalesced=coalesced)
-    made._ortmodule_made_of = (made._version, sizes, coalesced, *parts)  # type: ignore[attr-defined]  # ours
+def made_of(indices: torch.Tensor, values: torch.Tensor, sizes: tuple[int, ...], coalesced: bool) -> torch.Tensor:
+    made = torch.sparse_coo_tensor(indices, values, sizes, is_coalesced=coalesced)
+    made._ortmodule_made_of = (made._version, sizes, coalesced, indices, values)  # type: ignore[attr-defined]  # ours
     return made

@@ -147,15 +147,19 @@ def _linalg_diagonal(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1)
 def _tensor_split(x: Tensor, places: int | list[int], dim: int = 0) -> tuple[Tensor, ...]:
     if isinstance(places, Tensor):
         raise Keep
-    n = int(x.shape[dim])
     if isinstance(places, int):
-        sizes = [n // places + (i < n % places) for i in range(places)]
-        ends: list[int | None] = [sum(sizes[: i + 1]) for i in range(places)]
+        n: Any = x.shape[dim]  # in a trace a tensor: the parts follow it
+        whole, more = n // places, n % places
+        ends: list[Any] = [*(i * whole + _at_most(i, more) for i in range(1, places)), None]
     else:
         ends = [*places, None]
     before = (slice(None),) * (dim % x.dim())
     starts = [0, *ends[:-1]]
     return tuple(x[(*before, slice(a, b))] for a, b in zip(starts, ends, strict=True))
+
+
+def _at_most(number: int, size: Any) -> Any:
+    return size.clamp(max=number) if isinstance(size, Tensor) else min(number, size)
 
 
 @defines("aten::linalg_matrix_power", "aten::matrix_power")
