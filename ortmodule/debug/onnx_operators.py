@@ -457,8 +457,13 @@ def _padded(a: dict, x: Tensor, value: float) -> Tensor:
 
 @_operator("Conv")
 def _conv(a: Attributes, n: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    function = (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 3]
-    return function(_padded(a, x, 0.0), weight, bias, a.get("strides", 1), 0, a.get("dilations", 1), a.get("group", 1))
+    rank = x.dim() - 2
+    function, pads = (F.conv1d, F.conv2d, F.conv3d)[rank - 1], a.get("pads", [0] * 2 * rank)
+    if a.get("auto_pad", "NOTSET") == "NOTSET" and pads[:rank] == pads[rank:]:
+        padding = pads[:rank]  # in the kernel: an infinite weight is multiplied by no zero there
+    else:
+        x, padding = _padded(a, x, 0.0), [0] * rank
+    return function(x, weight, bias, a.get("strides", 1), padding, a.get("dilations", 1), a.get("group", 1))
 
 
 @_operator("ConvTranspose")
