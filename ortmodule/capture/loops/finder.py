@@ -255,8 +255,6 @@ def _number(
             scaled = numpy.rint(scaled).astype(numpy.int64)
         whole.append((i, n, scaled))
     lines = [_slopes([(i, n, int(v[k])) for i, n, v in whole]) for k in range(like.size)]
-    if factor is not None and any(line.length for line in lines):
-        return None
     start, step, length = (
         numpy.array([getattr(line, name) for line in lines], dtype=numpy.int64) for name in ("start", "step", "length")
     )
@@ -268,13 +266,15 @@ def _number(
 
 
 def _factors(flat: list[tuple[int, int, numpy.ndarray]]) -> Iterator[float]:
-    """Short decimal numbers that the steps' constants may be multiples of: of `t * 0.1`, 0.1."""
+    """Short decimal numbers that the constants may be multiples of: 0.1 of `t * 0.1`, whose ``t`` grows or falls with
+    the steps, or is the last of each length."""
     by_step = {(i, n): float(value[0]) for i, n, value in flat}
     for (i, n), value in by_step.items():
-        after = by_step.get((i + 1, n))
-        if after is not None and numpy.isfinite(after - value) and after != value:
+        for after in (by_step.get((i + 1, n)), by_step.get((i, n + 1))):
+            if after is None or not numpy.isfinite(after - value) or after == value:
+                continue
             for digits in _DIGITS:
-                short = float(f"{after - value:.{digits}g}")
-                if abs(short - (after - value)) <= 1e-5 * abs(after - value):
+                short = float(f"{abs(after - value):.{digits}g}")
+                if abs(short - abs(after - value)) <= 1e-5 * short:
                     yield short
             return
