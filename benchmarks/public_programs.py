@@ -166,7 +166,8 @@ def markdown(rows):
     for name, found in rows.items():
         if found["state"] == trial.UNBUILT:
             continue
-        why = found["why"] or (ROWS[name].note if found["islands"] or found["state"] == trial.WRONG else "")
+        noted = found["islands"] or found["state"] == trial.WRONG or found["calls"] < LEAST
+        why = found["why"] or (ROWS[name].note if noted else "")
         cells = [found["program"], found["model"], found["right"], f"{found['calls']:.0%}", f"{found['work']:.0%}"]
         cells += [", ".join(found["islands"]) or "–", why or "–"]
         lines.append(f"| {' | '.join(cell.replace('|', '/').replace('[', '(').replace(']', ')') for cell in cells)} |")

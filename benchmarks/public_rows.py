@@ -25,7 +25,7 @@ WORDS, LENGTH = 61, 24
 class Row:
     """``build(find)``: a module; ``find`` gives one by the name of a package, or the path of a file in the sources.
     ``batch(size, generator)``: the arguments by name, of two sizes: 0 and 1. ``double``: it trains in float64.
-    ``note``: why it has islands, or where a difference comes from."""
+    ``note``: why it has islands, what PyTorch's calls do, or where a difference comes from."""
 
     program: str
     model: str
@@ -284,8 +284,10 @@ DENSENET = (
 )
 
 
-def _example(model, file, make, batch, double=False, **given):
-    return Row("pytorch/examples", model, lambda find: make(find(f"examples/{file}", **given)), batch, double)
+def _example(model, file, make, batch, double=False, note="", **given):
+    return Row(
+        "pytorch/examples", model, lambda find: make(find(f"examples/{file}", **given)), batch, double, note=note
+    )
 
 
 def _dlrm(find):
@@ -357,7 +359,8 @@ FILES = [
     _example("word_language_model, LSTM", "word_language_model/model.py",
              lambda m: m.RNNModel("LSTM", WORDS, 32, 32, 2, 0.0), _lstm_batch),
     _example("word_language_model, Transformer", "word_language_model/model.py",
-             lambda m: m.TransformerModel(WORDS, 32, 2, 48, 2, 0.1), _columns("src")),
+             lambda m: m.TransformerModel(WORDS, 32, 2, 48, 2, 0.1), _columns("src"),
+             note="the first two of ten calls come before the graph; one fills the attribute src_mask"),
     _example("time_sequence_prediction", "time_sequence_prediction/train.py", lambda m: m.Sequence().double(),
              lambda size, g: {"input": torch.randn(3 + size, 12, generator=g, dtype=torch.float64)}, double=True),
     _example("actor_critic", "reinforcement_learning/actor_critic.py", lambda m: m.Policy(), images("x", 4)),

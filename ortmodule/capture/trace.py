@@ -337,7 +337,6 @@ class _Flat(nn.Module):
                 self.tree.caches.holders.put_back(around)
         with self.recorder.paused():
             filled = self.effects.filled()
-            used_on = self.effects.used_on(result) if filled is not None else set()
             changed = [t._version != version for t, version in zip(tensors, versions, strict=True)]
             self._check_parameters()
             self._settle_hooks(hooks)
@@ -347,6 +346,7 @@ class _Flat(nn.Module):
                 check_caches(self.tree, self.sets, self.recorder.met, self.versions, self.before, own)
             written = [i for i, flag in enumerate(changed) if flag and id(tensors[i]) not in self.mode.moved]
             value = *([] if filled is None else [filled]), result, [slot.get() for slot in self.sets]
+            used_on = self.effects.used_on(result, filled is not None, value[-1])
             outputs = self._results(value, tensors, parameters, written)
             settle_refilled(self.refilled, self.before, self.tree.attributes.refilled, self.mode.uses_left(outputs))
             self.used_on = [i for i, t in enumerate(outputs) if id(t) in used_on]

@@ -88,7 +88,7 @@ class Trace:
     scripted: set[str]  # submodules that call scripted functions
     filled: bool  # forward puts something into containers of the caller's: `result` begins with the arguments
     own: dict[int, int]  # containers of the caller's in `result`: their numbers there, and among the arguments
-    used_on: list[int]  # outputs that forward puts into the caller's lists and dictionaries, and goes on with
+    used_on: list[int]  # outputs that forward puts into the caller's containers or attributes, and goes on with
     altered: list[Any] = field(repr=False)  # containers, and objects with the names of attributes, that breaks change
     escaped: list[weakref.ref[torch.Tensor]] = field(repr=False)  # tensors that something has kept of breaks
     numbers: list[list[Any]]  # that it has taken out of data, and that no read compares

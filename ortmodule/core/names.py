@@ -39,4 +39,4 @@ ONLY_CALLER = "which only the caller's own tensors tell"
 ADVANCES = "takes the next of an iterator that was there before the call, which no graph repeats"
 #: The reason why a graph is not made where there is no work that could go past the engine.
 NOTHING = "forward computes nothing"
-USED_ON = "forward puts a tensor into a list or a dictionary that it was given, and goes on with it"
+USED_ON = "forward puts a tensor into a list or a dictionary that it was given, or an attribute, and goes on with it"

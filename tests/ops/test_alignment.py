@@ -53,6 +53,8 @@ def test_unaligned_views_of_odd_sizes(op, data):
     sizes = {d: data.draw(st.sampled_from([d, 0, 1, 3, 5, 17, 37]), label=f"size instead of {d}") for d in old}
     specs = resized(case, sizes)
     assume(all(spec is None or torch.Size(spec.shape).numel() <= 20_000 for spec in specs))
+    # Of one element the gradient is 0, of which either side has its own rounding, and PyTorch's module refuses it.
+    assume(op != "InstanceNormalization" or torch.Size(specs[0].shape[2:]).numel() > 1)
     viewed = Viewed(case, case.tensors(dtype, data.draw(st.integers(0, 99), label="seed"), specs))
     for i in fed_operands(case, viewed.tensors):
         x = viewed.tensors[i]

@@ -86,7 +86,7 @@ class Scripted(Hooked):
         return self.norm(self.scripted(x))
 
 
-TRACED = ("Part", "Checkpointed")
+TRACED = ("Part", "Checkpointed", "Decides")
 KINDS = {cls.__name__: cls for cls in (Part, Decides, Checkpointed, Hooked, PreHooked, Outer, Scripted)}
 
 # --- where what escapes goes ------------------------------------------------------------------------------------------
@@ -223,6 +223,8 @@ SHORT = [
 @pytest.mark.filterwarnings("ignore")
 @each("kind, way, use", ALL, SHORT)
 def test_what_escapes(kind, way, use):
+    if kind == "Decides" and way.endswith(" of an attribute's") and use == "penalty":
+        pytest.xfail("a graph in which Python reads data does not end where an attribute is set")
     _, eager = run(lambda module: module, kind, way, use)
     module, ours = run(ORTModule, kind, way, use)
     torch.testing.assert_close(ours, eager, rtol=1e-7, atol=1e-9)  # float64: gradients before a norm cancel out
@@ -233,7 +235,7 @@ def test_what_escapes(kind, way, use):
         assert report.captured and report.exports == 1, report.fallback
         # What is traced, and goes into a container of the caller's, is a result of the graph.
         whole = kind in TRACED and WAYS[way][1] is not None
-        whole |= kind in TRACED and way == "an attribute of an attribute's"  # and so is what a plain object holds
+        whole |= kind in TRACED and way.endswith(" of an attribute's")  # and so is what a plain object holds
         whole |= "island.inner" in report.python_ops  # a method that PyTorch runs, whose result forward puts there
         assert whole or [name for name in report.breaks if name.startswith("island")]
 
@@ -315,6 +317,7 @@ def evaluates_between(module, x, kept):
 def accumulates(module, x, kept):
     for _ in range(2):
         trains(module, x, kept)
+        kept.clear()
     return trains(module, x, kept)
 
 

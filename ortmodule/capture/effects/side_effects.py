@@ -59,13 +59,18 @@ class SideEffects:
             return None
         return self.regions.arguments
 
-    def used_on(self, result: Any) -> set[int]:
-        """The ids of tensors that forward has put into a list or a dictionary of the caller's and goes on with: the
-        caller may ask for the gradient of ``result`` with respect to them. Raises ChangesAround where there must be
-        none."""
+    def used_on(self, result: Any, filled: bool, attributes: Sequence[Any]) -> set[int]:
+        """The ids of tensors that forward has put into a list or a dictionary of the caller's, if it is ``filled``,
+        or into ``attributes``, and goes on with: the caller may ask for gradients of ``result`` with respect to them.
+        Raises ChangesAround where there must be none in the caller's."""
         known = {id(t) for t in self.regions.inputs}
-        put = {id(t): t for t in _in_plain(self.regions.arguments) if t.requires_grad and id(t) not in known}
-        tensors, _, _ = pytree.flatten_filled((self.regions.arguments, result), self.held)
+        given = {id(t): t for t in (_in_plain(self.regions.arguments) if filled else ()) if t.requires_grad}
+        kept = list(_in_plain(list(attributes)))
+        own = {id(t): t for t in kept if t.requires_grad} if self.regions.opaque.cuts else {}
+        put = {key: t for key, t in {**given, **own}.items() if key not in known and t.grad_fn is not None}
+        if not put:
+            return set()
+        tensors, _, _ = pytree.flatten_filled((self.regions.arguments, result, kept), self.held)
         others = [(t, nodes_behind([t])) for t in {id(t): t for t in tensors}.values() if t.requires_grad]
         found = {
             key for key, tensor in put.items()
@@ -87,9 +92,10 @@ class SideEffects:
 
 
 def _in_plain(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested lists, tuples and dictionaries."""
+    """The tensors in nested lists, tuples and dictionaries, and no numbers of a trace, which say what they are."""
     if isinstance(value, torch.Tensor):
-        yield value
+        if issubclass(value.__class__, torch.Tensor):
+            yield value
     elif isinstance(value, dict):
         yield from _in_plain(tuple(value.values()))
     elif isinstance(value, (list, tuple, deque)):

@@ -48,13 +48,20 @@ def look(
 
     ``pair``: traces at a length, with a second trace that agrees, and exports; raises Unrepeatable.
     """
-    made = [(n, *pair(n)) for n in LENGTHS]
+    made = [(n, _uncut(trace), graph) for n, (trace, graph) in ((n, pair(n)) for n in LENGTHS)]
     (_, first, model), *others = made
     for _, other, _ in others:
         if reason := _unlike(first, other):
             raise Unrepeatable(reason)
     template = find([(n, graph, trace.size_reads) for n, trace, graph in made])
     return Loop(template, dims, [t.dim() for t in first.outputs], cut), first, model
+
+
+def _uncut(trace: Trace) -> Trace:
+    """``trace``, whose graph does not end where an attribute is set: one graph for all lengths is worth more."""
+    if not trace.filled:
+        trace.used_on = []
+    return trace
 
 
 def _unlike(first: Trace, other: Trace) -> str:
