@@ -16,9 +16,6 @@ from tests.probe.layers import layers
 from tests.probe.trial import as_good, difference, general, is_random, run
 from tests.probe.values import SHAPE, index, random
 
-#: Which of the models PyTorch runs, and why.
-PYTORCH = {"F.embedding.max_norm": "changes a tensor through detach"}
-
 
 class Behind(nn.Module):
     """`function` of a Linear's result, reshaped to `shape`."""

@@ -172,8 +172,9 @@ def _embedding_bag(
     weight: Tensor, index: Tensor, offsets: Tensor, scale_by_frequency: bool = False, mode: int = 0,
     sparse: bool = False, scales: Tensor | None = None, whole: bool = False, padding: int | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    if mode == 2 or scale_by_frequency:
-        raise Leave("the largest of a bag, or gradients scaled by frequency")
+    if mode == 2 or scale_by_frequency or whole:
+        # where the last offset is not the end of all, PyTorch's kernels differ by type and mode in what the last bag is
+        raise Leave("the largest of a bag, gradients scaled by frequency, or the end of the last bag")
     starts = torch.zeros(index.shape[0] + 1, dtype=torch.int64)
     starts = starts.scatter_add(0, offsets.long(), torch.ones_like(offsets, dtype=torch.int64))
     bags = starts.cumsum(0)[:-1] - 1
@@ -188,8 +189,6 @@ def _embedding_bag(
     sizes = torch.zeros(offsets.shape[0], dtype=weight.dtype).scatter_add(0, bags, counted)
     if mode == 1:
         sums = sums / sizes.clamp(min=1)[:, None]
-    if whole:  # the last offset is the end of the last bag, and what comes behind it is in none
-        sums, sizes = sums[:-1], sizes[:-1]
     return sums, bags, sizes.long(), sizes.long()
 
 

@@ -135,6 +135,15 @@ def _renorm(x: Tensor, p: float, dim: int, most: float) -> Tensor:
     return torch.where(long, some * (most / (vector_norm(some, p, dims, True) + 1e-7)), x)
 
 
+@defines("aten::embedding_renorm")
+def _embedding_renorm(weight: Tensor, index: Tensor, most: float, p: float = 2) -> Tensor:
+    """Rows that are looked up and longer than allowed are shortened in place: each to the same, however often."""
+    index = index.reshape(-1)
+    rows = weight.index_select(0, index)
+    length = vector_norm(rows, p, [1], True)
+    return weight.index_copy(0, index, torch.where(length > most, rows * (most / (length + 1e-7)), rows))
+
+
 @defines("aten::var")
 def _var(x: Tensor, *arguments: Any) -> Tensor:
     return _moments(_wide(x), *arguments)[0].to(x.dtype)
