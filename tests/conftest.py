@@ -2,6 +2,7 @@
 
 --full                exhaustive: every architecture, long random search
 --some                of tests with many cases that are alike some, as the whole run takes them (tests/selection.py)
+--turn N              of what waits for --full the N-th of a hundred parts, too: scripts/test goes by the commit
 --fast                a sample of every kind (tests/selection.py), without files: of those that it is from
 --resume FILE         leaves out the tests whose names are in the file, and adds those that pass
 --share I/N           only one of N parts, of about one size
@@ -27,7 +28,7 @@ import pytest
 import torch
 
 from tests.both_ends import BothEnds
-from tests.selection import COLLECTED, FAST, sample, waiting
+from tests.selection import COLLECTED, FAST, in_turn, sample, waiting
 
 BUILD = os.environ.get("ORTMODULE_BUILD")
 DEADLINE = pytest.StashKey[float | None]()
@@ -78,6 +79,7 @@ def loggers_as_before():
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="the exhaustive form: all architectures, long random search")
     parser.addoption("--some", action="store_true", help="of tests with many cases that are alike, some")
+    parser.addoption("--turn", type=int, metavar="N", help="of what waits for --full the N-th part of 100, too")
     parser.addoption("--fast", action="store_true", help="a sample of every kind of test")
     parser.addoption("--resume", metavar="FILE", help="leave out tests named in FILE, add those that pass")
     parser.addoption("--ran", metavar="FILE", help="add to FILE which tests were collected, run and skipped")
@@ -157,10 +159,11 @@ def _for_full(config, items):
     full = {
         item for item in items if item.get_closest_marker("full") is not None
     }  # (keywords have names of folders, too)
-    if not config.getoption("--some"):
-        return full
-    names = waiting([item.nodeid for item in items if item not in full], Path(BUILD).name if BUILD else "")
-    return full | {item for item in items if item.nodeid in names}
+    if config.getoption("--some"):
+        names = waiting([item.nodeid for item in items if item not in full], Path(BUILD).name if BUILD else "")
+        full |= {item for item in items if item.nodeid in names}
+    turn = config.getoption("--turn")
+    return full if turn is None else {item for item in full if not in_turn(item.nodeid, turn)}
 
 
 def _left_out(config, items):

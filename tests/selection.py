@@ -66,6 +66,15 @@ def waiting(names, build=""):
     return left
 
 
+#: What waits for --full is shared by so many turns: an ordinary run takes one (--turn).
+TURNS = 100
+
+
+def in_turn(name, turn):
+    """Is it the turn of the test ``name``, which waits for --full?"""
+    return zlib.crc32(name.encode()) % TURNS == turn % TURNS
+
+
 #: The sample of --fast: of each test function of these files so many tests, of those without --full, spread evenly.
 FAST = {
     "tests/ops/test_ops.py": 3,  # of each family

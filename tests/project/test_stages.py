@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 
 from tests import stages
-from tests.selection import COLLECTED, FAMILIES, FAST, NOT_FAST, OF_TESTS, WHOLE, one_of, sample, waiting
+from tests.selection import (
+    COLLECTED,
+    FAMILIES,
+    FAST,
+    NOT_FAST,
+    OF_TESTS,
+    TURNS,
+    WHOLE,
+    in_turn,
+    one_of,
+    sample,
+    waiting,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -244,3 +256,30 @@ def test_what_waits_for_full_is_one_of_several(request):
     assert all((ROOT / "tests" / folder).is_dir() for folder in WHOLE)
     for test, waits in collected.items():
         assert set(waits) == ({True, False} if one_of(test, len(waits)) > 1 else {False}), test
+
+
+def test_each_turn_takes_another_part_of_what_waits_for_full(tmp_path):
+    """A hundredth of it, beside all that does not wait; after a hundred turns each test has run."""
+    names = [f"tests/capture/test_it.py::test_long[{i}]" for i in range(3000)]
+    parts = [{name for name in names if in_turn(name, turn)} for turn in range(TURNS)]
+    assert set().union(*parts) == set(names) and sum(map(len, parts)) == len(names)
+    assert all(15 <= len(part) <= 55 for part in parts)
+    assert {name for name in names if in_turn(name, TURNS + 7)} == parts[7]
+
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.full\n"
+        "@pytest.mark.parametrize('i', range(200))\n"
+        "def test_long(i): pass\n"
+        "def test_short(): pass\n"
+    )
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "--rootdir", tmp_path]
+    said = [
+        subprocess.run([*command, tmp_path, *more], cwd=ROOT, capture_output=True, text=True).stdout
+        for more in ([], ["--some", "--turn", "7"], ["--full"])
+    ]
+    here = [{line for line in text.splitlines() if line.startswith("test_it.py::")} for text in said]
+    long = {f"test_it.py::test_long[{i}]" for i in range(200)}
+    assert here[0] == {"test_it.py::test_short"} and here[2] == here[0] | long
+    assert here[1] == here[0] | {name for name in long if in_turn(name, 7)}
