@@ -389,10 +389,7 @@ status recompute_to_each(ctx *c, const recompute_problem *p, const recompute_opt
     x.stashed = stashed;
     chooser_simulate(&s, &l);
     const int64_t before = s.peak;
-    for (int i = 0; i < RECOMPUTE_TARGETS; i++) {
-        targets[i] = before / RECOMPUTE_TARGETS * (RECOMPUTE_TARGETS - 1 - i);
-        TRY(find_bound(c, &s, &l, targets[i], &out[i].bound));
-    }
+    for (int i = 0; i < RECOMPUTE_TARGETS; i++) targets[i] = before / RECOMPUTE_TARGETS * (RECOMPUTE_TARGETS - 1 - i);
     take_all(&s, &l, taken, n_taken);
     TRY(search_new(c, &x));
     look(&x);
@@ -400,7 +397,7 @@ status recompute_to_each(ctx *c, const recompute_problem *p, const recompute_opt
         recompute_choice *next = &out[*count];
         recall(&x, i);
         next->before = before;
-        next->bound = out[i].bound;
+        next->bound = 0;
         chooser_result(&s, &l, next);
         if (*count > 0 && next->peak == next[-1].peak && next->cost == next[-1].cost) continue; /* the same */
         const status copied = copy_choice(keeps, p, next);

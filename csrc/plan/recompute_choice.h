@@ -50,7 +50,7 @@ typedef struct recompute_choice {
     bool *offloaded;      /* [value] */
     int64_t before, peak; /* the most bytes that are needed at one time: without, and with this choice */
     double cost;          /* of all steps that run twice, and of what is moved */
-    double bound;         /* of recompute_to: no choice with its target costs less; INFINITY: there is none */
+    double bound;         /* of recompute_to alone: no choice with its target costs less; INFINITY: there is none */
     int count;            /* values that are made again */
     int n_offloaded;
 } recompute_choice;

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.ops.cases import FAMILIES
 from tests.ops.families.resize import resize
 from tests.ops.harness import Trial
-from tests.ops.test_alignment import one_type
+from tests.ops.one_type import one_type
 from tests.ops.test_ops import resized
 
 RESIZABLE = [case for cases in FAMILIES.values() for case in cases if case.resize]

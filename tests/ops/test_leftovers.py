@@ -10,9 +10,8 @@ import subprocess
 import pytest
 import torch
 
-from tests.ops.cases import FAMILIES
 from tests.ops.harness import ON_GPU, Trial
-from tests.ops.test_alignment import one_type
+from tests.ops.one_type import IN_ONE_TYPE
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="kernels of GPUs have no stacks to fill")
 
@@ -67,19 +66,7 @@ def bits(trial, fill, byte):
     return [None if x is None else x.reshape(-1).view(torch.uint8) for x in found.outputs + found.grads]
 
 
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    [
-        pytest.param(
-            case,
-            one_type(case),
-            id=f"{family}-{case.label}-{one_type(case)}",
-            marks=[pytest.mark.full] * ("64x56x56" in case.label),  # of real size
-        )
-        for family, cases in FAMILIES.items()
-        for case in cases
-    ],
-)
+@pytest.mark.parametrize(("case", "dtype"), IN_ONE_TYPE)
 def test_what_is_on_the_stacks_changes_nothing(case, dtype, fill):
     trial = Trial(case, dtype)
     zeros, nans = bits(trial, fill, 0), bits(trial, fill, 0xFF)

@@ -46,11 +46,12 @@ _current = threading.local()
 @contextlib.contextmanager
 def compared() -> Iterator[None]:
     """Inside, in this thread, numbers are compared in every run."""
+    before = getattr(_current, "compared", False)
     _current.compared = True
     try:
         yield
     finally:
-        _current.compared = False
+        _current.compared = before
 
 
 def followed() -> Numbers:
