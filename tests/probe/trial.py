@@ -24,9 +24,11 @@ from tests.tolerances import FUNCTION, largest
 
 #: Times the tolerance, if that is less than half of everything. The gradient of a row of one element is zero, and
 #: rounding 1 / sqrt(eps) times as large as elsewhere; PyTorch's own gradient of logcumsumexp takes logarithms of
-#: gradients; an attention's scores have its operands' type, and those here are near 50.
+#: gradients; an attention's scores have its operands' type, and those here are near 50. The gradient of a number beside
+#: five elements is a sum that cancels in hypot's first sample: over 200 draws ours is off by 0.0029 on average in
+#: bfloat16, PyTorch's by 0.0032.
 COARSE = {"nn.functional.layer_norm": 10, "logcumsumexp": 20, "nn.functional.normalize": 10}
-COARSE["nn.functional.scaled_dot_product_attention"] = 4
+COARSE |= {"nn.functional.scaled_dot_product_attention": 4, "hypot": 4}
 VANISHED = 16  # roundings of 1: a sum that is no larger in float64 has cancelled, and has to be no more than rounding
 #: The order of equal elements is not defined: only samples without such.
 UNORDERED = {"sort", "msort", "topk", "argsort", "kthvalue", "median", "nanmedian"}
