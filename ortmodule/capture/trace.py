@@ -475,10 +475,9 @@ class _Flat(nn.Module):
         outputs: list[torch.Tensor] = []
         for tensor in leaves:
             number = symbolic_numbers.stands_for_one(tensor) or (id(tensor) not in known and is_number(tensor))
-            if id(tensor) not in known and (name := set_by_forward(tensor)):
-                raise NotTraceable(f"forward sets the attribute {name} of its result")
             if id(tensor) not in known or (number and known[id(tensor)].kind != "number"):
-                known[id(tensor)] = Source("number" if number else "graph", len(outputs))
+                marks = () if id(tensor) in known else set_by_forward(tensor)
+                known[id(tensor)] = Source("number" if number else "graph", len(outputs), marks)
                 outputs.append(tensor)
             self.sources.append(known[id(tensor)])
         #: Outputs behind those of the result, which forward writes into inputs; autograd knows these writes.

@@ -36,6 +36,7 @@ class Source:
 
     kind: str
     key: Any
+    attributes: tuple[tuple[str, Any], ...] = ()  #: names and constants that forward sets on it
 
 
 @dataclass(frozen=True)

@@ -548,6 +548,14 @@ def _rounds_linspace_once() -> bool:
     return torch.equal(narrow, wide.half())
 
 
+@symbolic("aten::where")
+def _where(g: GraphContext, condition: TracedValue, *choices: TracedValue) -> TracedValue:
+    """A choice between tensors of rank 0 has their type, where the exporter would take them for numbers."""
+    if len(choices) != 2 or _dtype(condition) != torch.bool or _result(g).dim() is None:
+        return NotImplemented
+    return typed_as_result(g, g.op("Where", condition, *choices))
+
+
 @symbolic("aten::bitwise_not")
 def _bitwise_not(g: GraphContext, x: TracedValue) -> TracedValue:
     return g.op("Not" if _result(g).dtype() == torch.bool else "BitwiseNot", x)

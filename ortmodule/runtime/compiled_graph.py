@@ -20,6 +20,7 @@ from ortmodule.core import devices, pytree
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine
+from ortmodule.core.objects.tensor_copies import attributes_of
 from ortmodule.core.onnx_utils import drawing
 from ortmodule.core.structures import tokens as pytree_tokens
 from ortmodule.core.torch_private import deterministic, saving_hooks, warns_only
@@ -175,7 +176,11 @@ class CompiledGraph:
         self.views = {i: (Source(*view.base), view) for i, view in capture.views.items()}
         sources = [*trace.sources, *(base for base, _ in self.views.values())]
         self._states = {s.key: tree.slots[s.key] for s in sources if s.kind == "state"}
-        one = trace.result == _ONE_TENSOR and trace.sources[0].kind == "graph" and not self.views
+        one = (
+            trace.result == _ONE_TENSOR
+            and trace.sources[0].kind == "graph"
+            and not (self.views or trace.sources[0].attributes)
+        )
         self._only_output = trace.sources[0].key if one else None
         self._hand_over, self._early_use = config.enable_mem_efficient_grad_mgmt, EarlyUse(tensors, self.leaves)
         self._varying = varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
@@ -571,6 +576,8 @@ class CompiledGraph:
 
     def _value(self, source: Source, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
         if source.kind == "graph":
+            if source.attributes:
+                attributes_of(outputs[source.key]).update(source.attributes)
             return outputs[source.key]
         if source.kind == "number":
             return outputs[source.key].tolist()

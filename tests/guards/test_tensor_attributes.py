@@ -169,16 +169,47 @@ def test_attributes_of_results():
     torch.testing.assert_close(ours(rows(4, 4)), eager(rows(4, 4)))
     assert explain(ours).captured
 
-    def marked(self, x):
-        result = self.linear(x)
-        result.mark = 3.0
-        return result
 
-    ours = ORTModule(made(marked))
-    for _ in range(2):
-        assert ours(rows(4, 4)).mark == 3.0
-    assert "sets the attribute mask" not in explain(ours).fallback
-    assert "sets the attribute mark of its result" in explain(ours).fallback
+#: What forward marks: (how, where the mark is then).
+MARKED = {
+    "the result": (lambda self, y: y, lambda ours, y: y),
+    "of two": (lambda self, y: (y * 2, y), lambda ours, y: y[1]),
+    "twice": (lambda self, y: (y, y), lambda ours, y: y[0]),
+    "in a dictionary": (lambda self, y: {"y": y}, lambda ours, y: y["y"]),
+    "an attribute": (lambda self, y: (setattr(self, "kept", y), y * 2)[1], lambda ours, y: ours.kept),
+    "no gradient": (lambda self, y: (y.sum(), y), lambda ours, y: y[1]),
+}
+VALUES = {"float": 3.0, "text": "unguarded", "none": None, "flag": True, "tuple": (1, "a")}
+
+
+@each("value", VALUES, ("text", "tuple"))
+@each("place", MARKED, ("the result", "an attribute"))
+def test_marks_of_results(value, place):
+    """What forward sets on a tensor that it returns or keeps is there after each call, whatever the caller did to the
+    one before."""
+    gives, find = MARKED[place]
+
+    def forward(self, x):
+        y = self.linear(x)
+        y = y.detach() if place == "no gradient" else y
+        y.mark = VALUES[value]
+        return gives(self, y)
+
+    eager = made(forward)
+    ours = ORTModule(copy.deepcopy(eager))
+    for n in (4, 4, 3):
+        x = rows(n, 4)
+        found, expected = ours(x), eager(x)
+        marked, plain = find(ours, found), find(eager, expected)
+        torch.testing.assert_close(marked, plain)
+        assert vars(marked) == vars(plain) == {"mark": VALUES[value]}
+        assert marked.requires_grad == plain.requires_grad
+        del marked.mark
+    report = explain(ours)
+    if VALUES[value].__class__ is tuple:
+        assert "sets the attribute mark of its result to what is no constant" in report.fallback
+    else:
+        assert report.captured and not report.pytorch_calls, report.fallback
 
 
 class Decides(nn.Module):

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 from torch._C import parse_ir
 
+from ortmodule import ORTModule, explain
 from ortmodule.lowering.type_promotion import promote, takes_a_wide_factor
 
 
@@ -66,3 +68,43 @@ def test_a_wide_factor_is_rounded_once():
     assert mul.output().type().dtype() is torch.float32 and cast(graph, mul, 0) is torch.float32
     (result,) = graph.outputs()
     assert result.node().kind() == "aten::to" and result.type().dtype() is torch.float16
+
+
+class Chooses(nn.Module):
+    def __init__(self, one, other):
+        super().__init__()
+        self.one, self.other = one, other
+
+    def forward(self, x, mask):
+        return torch.where(mask, self.one(x), self.other(x))
+
+
+def of(value, dtype):
+    return lambda x: torch.tensor(value, dtype=dtype)
+
+
+#: What a choice is between, where one is a tensor of rank 0 that forward makes.
+CHOICES = {
+    "number": lambda x: 0.3,
+    "integer": lambda x: 3,
+    "tensor": lambda x: x,
+    "filled": lambda x: torch.full((), 0.1, dtype=torch.float64),
+    "one element": lambda x: torch.tensor([0.3]),
+    **{str(dtype).removeprefix("torch."): of(0.1, dtype) for dtype in (torch.float64, torch.float32, torch.float16)},
+    "int16": of(5, torch.int16),
+    "lowest": of(torch.finfo(torch.float64).min, torch.float64),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("one", CHOICES)
+@pytest.mark.parametrize("other", ["float64", "float16", "int16", "lowest"])
+def test_choices_of_tensors_of_rank_0(one, other):
+    """They are of PyTorch's type, bit for bit: the exporter takes two of rank 0 for numbers, of float32."""
+    eager = Chooses(CHOICES[one], CHOICES[other])
+    ours = ORTModule(eager)
+    for rows in (4, 6):
+        x, mask = torch.randn(rows, 3, requires_grad=True), torch.rand(rows, 3) > 0.5
+        found, expected = ours(x, mask), eager(x, mask)
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
+    assert explain(ours).captured, explain(ours).fallback

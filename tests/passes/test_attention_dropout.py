@@ -68,11 +68,17 @@ def check(dtype, queries, keys, groups=HEADS, kind="none", rate=0.1):
     assert explain(ours).captured, explain(ours).fallback
     assert fused(ours) == (1, 1)
     [draw] = recorder.draws
-    assert 0 < draw.tensor.double().mean() < 1, "nothing, or everything, was dropped"
+    if draw.tensor.numel() > 100:
+        assert 0 < draw.tensor.double().mean() < 1, "nothing, or everything, was dropped"
     sides = [found]
     for kind in (dtype, torch.float64):
         with drawn(recorder.draws):
             sides.append(run(module, kind))
+    if keys == 1:  # the weight is 1, whatever the scores are: their gradients are roundings of nothing
+        most = {torch.bfloat16: 0.1, torch.float16: 0.02}[dtype] * dy.double().abs().max()
+        assert all(
+            side.pop(name).double().abs().max() <= most for side in sides for name in list(side)[1:3] + list(side)[4:]
+        )
     assert_as_near(*sides, dtype)
 
 

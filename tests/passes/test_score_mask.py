@@ -6,7 +6,6 @@ numbers are those of the scores as they are: equal weights of lowest numbers, Na
 
 import itertools
 
-import pytest
 import torch
 
 from ortmodule import _core
@@ -16,6 +15,12 @@ from tests.selection import each
 B, H, Q, K, WIDTH = 3, 2, 40, 37, 8
 LOWEST = torch.finfo(torch.float32).min
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 3e-2}
+
+
+def lowest_of(q):
+    """The lowest number of a type; of float64 as a tensor, since ``torch.where`` takes numbers that float32 has."""
+    lowest = torch.finfo(q.dtype).min
+    return torch.tensor(lowest, dtype=q.dtype) if q.dtype is torch.float64 else lowest
 
 
 def scores(q, k):
@@ -41,13 +46,13 @@ def filled(q, k, v, mask, bias):
 
 def added(q, k, v, mask, bias):
     """As transformers writes it: a mask of numbers, made once."""
-    lowest = torch.where(shown(mask), 0.0, torch.finfo(q.dtype).min).to(q.dtype)
+    lowest = torch.where(shown(mask), 0.0, lowest_of(q)).to(q.dtype)
     return (scores(q, k) + bias + lowest).softmax(-1) @ v
 
 
 def added_first(q, k, v, mask, bias):
     """As older releases write T5: the mask goes into the bias that all layers have."""
-    lowest = torch.where(mask != 0, 0.0, torch.finfo(q.dtype).min).to(q.dtype)[:, None, None, :]
+    lowest = torch.where(mask != 0, 0.0, lowest_of(q)).to(q.dtype)[:, None, None, :]
     return (scores(q, k) + (bias + lowest)).softmax(-1) @ v
 
 
@@ -59,7 +64,7 @@ def biased(q, k, v, mask, bias):
 
 def twice(q, k, v, mask, bias):
     """Two masks, both added."""
-    lowest = torch.where(shown(mask), 0.0, torch.finfo(q.dtype).min).to(q.dtype)
+    lowest = torch.where(shown(mask), 0.0, lowest_of(q)).to(q.dtype)
     triangle = torch.where(causal(q, k), 0.0, float("-inf")).to(q.dtype)
     return (scores(q, k) + triangle + bias + lowest).softmax(-1) @ v
 
@@ -137,11 +142,15 @@ def sees_some(name, kind):
 SHORT = [(torch.float32, "right"), (torch.bfloat16, "holes"), (torch.float32, "an empty sequence")]
 
 
-@pytest.mark.parametrize("name", FORMS)
-@each(("dtype", "kind"), itertools.product(TOLERANCE, MASKS), SHORT, ids=str)
+#: Nothing is wider than float64, whose lowest number float32 does not have.
+CASES = [case for case in itertools.product(FORMS, TOLERANCE, MASKS) if case[:2] != ("exported_narrow", torch.float64)]
+
+
+@each(("name", "dtype", "kind"), CASES, lambda case: case[1:] in SHORT, ids=str)
 def test_beside_pytorch(name, kind, dtype):
     form, tensors = FORMS[name], operands(dtype, kind)
     dy = torch.randn(B, H, Q, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
+    tolerance = TOLERANCE[torch.float32 if form is wide and dtype is torch.float64 else dtype]
     made = export(Function(form), tensors)
     for disabled in (0, _core.passes()["score_mask"]):
         made.disabled = disabled
@@ -153,7 +162,7 @@ def test_beside_pytorch(name, kind, dtype):
             assert ours.dtype == dtype
             assert torch.equal(ours.isnan(), theirs.isnan())
             error = (ours.double() - theirs.double()).nan_to_num().abs().max()
-            assert error <= TOLERANCE[dtype] * max(1, theirs.double().nan_to_num().abs().max())
+            assert error <= tolerance * max(1, theirs.double().nan_to_num().abs().max())
 
 
 def test_batches_that_differ():

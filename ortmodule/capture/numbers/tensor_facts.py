@@ -25,7 +25,7 @@ from ortmodule.guards.descriptions import Description, describe
 from ortmodule.guards.reads.tensor_attributes import MISSING
 
 _HANDLE = torch.overrides.handle_torch_function.__code__
-_LAYOUT = {torch.Tensor.is_contiguous, torch.Tensor.stride}
+_LAYOUT = {torch.Tensor.is_contiguous, torch.Tensor.stride, torch.Tensor.dim_order}
 #: By the names of methods, and of functions.
 _METHODS = {
     "data_ptr": "for the address of a tensor",

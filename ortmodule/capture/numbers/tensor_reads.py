@@ -112,9 +112,17 @@ def given_to(tree: Inventory, inputs: Sequence[torch.Tensor]) -> dict[int, int |
     return {id(slot.get()): slot for slot in slots} | {id(t): i for i, t in enumerate(inputs)}
 
 
-def set_by_forward(tensor: torch.Tensor) -> str:
-    """The name of an attribute that a result of the trace has; "": there is none."""
-    return next((name for name in attributes_of(tensor) if not name.startswith("_ortmodule")), "")
+#: Types of what a graph sets on its results.
+_MARKS = (type(None), bool, int, float, complex, str, bytes)
+
+
+def set_by_forward(tensor: torch.Tensor) -> tuple[tuple[str, Any], ...]:
+    """The attributes of a result of the trace, with their values. Raises NotTraceable for one that is no constant."""
+    found = {name: value for name, value in attributes_of(tensor).items() if not name.startswith("_ortmodule")}
+    for name, value in found.items():
+        if type(value) not in _MARKS:
+            raise NotTraceable(f"forward sets the attribute {name} of its result to what is no constant")
+    return tuple(found.items())
 
 
 def _asks(name: str, file: str) -> bool:
