@@ -124,8 +124,10 @@ def test_a_budget_goes_on_where_a_choice_ends(told, stored):
     step(ORTModule(Layers()))
     config = max(told()[1].items(), key=lambda item: item[1][1])[0]
     held = sum(p.nbytes for p in Layers().parameters()) * 2 + IDS.nbytes
-    again, smaller = steps(Layers, memory_opt_config=config, memory_budget=held + plan.arena_bytes // 2)
-    assert same_bits(kept, again) and smaller.arena_bytes <= plan.arena_bytes // 2
+    _, chosen = steps(Layers, memory_opt_config=config)
+    most = plan.arena_bytes * 3 // 5
+    again, smaller = steps(Layers, memory_opt_config=config, memory_budget=held + most)
+    assert same_bits(kept, again) and smaller.arena_bytes <= most < chosen.arena_bytes
     assert told()[1][config][0].startswith("ON")
 
 
