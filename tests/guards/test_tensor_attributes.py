@@ -179,10 +179,10 @@ MARKED = {
     "an attribute": (lambda self, y: (setattr(self, "kept", y), y * 2)[1], lambda ours, y: ours.kept),
     "no gradient": (lambda self, y: (y.sum(), y), lambda ours, y: y[1]),
 }
-VALUES = {"float": 3.0, "text": "unguarded", "none": None, "flag": True, "tuple": (1, "a")}
+MARKS = {"float": 3.0, "text": "unguarded", "none": None, "flag": True, "tuple": (1, "a")}
 
 
-@each("value", VALUES, ("text", "tuple"))
+@each("value", MARKS, ("text", "tuple"))
 @each("place", MARKED, ("the result", "an attribute"))
 def test_marks_of_results(value, place):
     """What forward sets on a tensor that it returns or keeps is there after each call, whatever the caller did to the
@@ -192,7 +192,7 @@ def test_marks_of_results(value, place):
     def forward(self, x):
         y = self.linear(x)
         y = y.detach() if place == "no gradient" else y
-        y.mark = VALUES[value]
+        y.mark = MARKS[value]
         return gives(self, y)
 
     eager = made(forward)
@@ -202,11 +202,11 @@ def test_marks_of_results(value, place):
         found, expected = ours(x), eager(x)
         marked, plain = find(ours, found), find(eager, expected)
         torch.testing.assert_close(marked, plain)
-        assert vars(marked) == vars(plain) == {"mark": VALUES[value]}
+        assert vars(marked) == vars(plain) == {"mark": MARKS[value]}
         assert marked.requires_grad == plain.requires_grad
         del marked.mark
     report = explain(ours)
-    if VALUES[value].__class__ is tuple:
+    if MARKS[value].__class__ is tuple:
         assert "sets the attribute mark of its result to what is no constant" in report.fallback
     else:
         assert report.captured and not report.pytorch_calls, report.fallback
