@@ -22,7 +22,7 @@ from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine
 from ortmodule.core.onnx_utils import drawing
 from ortmodule.core.structures import tokens as pytree_tokens
-from ortmodule.core.torch_private import deterministic, saving_hooks, warns_only
+from ortmodule.core.torch_private import saving_hooks
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.memory_goal import MemoryGoal
 from ortmodule.engine.session import Run, Session, copied, is_captured
@@ -34,6 +34,7 @@ from ortmodule.guards.sharding.local_parameters import with_attached
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.calls.capture_budget import Variant
 from ortmodule.runtime.calls.module_state import ModuleState
+from ortmodule.runtime.calls.plain_arguments import modes
 from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
 from ortmodule.runtime.executable import Executable, Executables, Flags, Repeated, draw_seed
 from ortmodule.runtime.grad_buckets import EarlyUse, chain, have_hooks, in_a_group
@@ -99,12 +100,7 @@ class Call:
         self.key = (
             arguments.identity,
             tuple(kinds + missing),
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-            torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
-            torch.get_default_dtype(),
-            deterministic() and 2 - warns_only(),  # torch's debug mode
+            *modes(),
             which,
             state.key,
             state.hooked,
@@ -268,6 +264,11 @@ class CompiledGraph:
             return False
         guards = self.guards
         return guards.held if epoch == guards.epoch else guards.hold(epoch)
+
+    @property
+    def depends_on_more(self) -> bool:
+        """Is :meth:`fits` about more than sizes and what a watch of the module sees?"""
+        return self.lengths is not None or bool(self.capture.fixed) or self.capture.trace.facts is not None
 
     def fits_facts(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Do inputs lie in memory as it needs them, and have they the attributes that it rests on?"""

@@ -1,6 +1,6 @@
 """Runs calls of a wrapped module in the captured graph that holds for them, or else in PyTorch.
 
-The order of a call: what its arguments are (:func:`_flattened`), what the module is (:mod:`module_state`), a graph for
+The order of a call: what its arguments are (:func:`flattened`), what the module is (:mod:`module_state`), a graph for
 both (:attr:`Dispatcher.graphs`), the run (:class:`~ortmodule.runtime.compiled_graph.CompiledGraph`). Where there is no
 graph the :class:`~ortmodule.runtime.compiler.Compiler` makes one.
 """
@@ -11,7 +11,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import nn
 
 from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE
 from ortmodule.capture.effects.filled_caches import MOST_CALLS
-from ortmodule.core import pytree, torch_private
+from ortmodule.core import torch_private
 from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import (
     CallsOwn,
@@ -31,13 +31,11 @@ from ortmodule.core.errors import (
     NotCaptured,
     NotInEngine,
     Raised,
-    Unflattenable,
     Waits,
 )
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
 from ortmodule.core.objects.dispatchers import dispatcher_of
-from ortmodule.core.structures import tokens as pytree_tokens
 from ortmodule.core.torch_private import (
     KEEPS,
     PARAMETRIZE,
@@ -61,8 +59,10 @@ from ortmodule.runtime.calls import call_differences, capture_budget
 from ortmodule.runtime.calls.capture_budget import Budget, Variant
 from ortmodule.runtime.calls.changing_numbers import Changing, lifted, note
 from ortmodule.runtime.calls.held_arguments import taken_from_module
+from ortmodule.runtime.calls.known_waits import KnownWaits, found_of
 from ortmodule.runtime.calls.module_state import ModuleState, ModuleStates
 from ortmodule.runtime.calls.parts import Inner, parted
+from ortmodule.runtime.calls.plain_arguments import MOST_STRUCTURES, flattened
 from ortmodule.runtime.calls.reruns import Reruns
 from ortmodule.runtime.calls.usage import Usage
 from ortmodule.runtime.compiled_graph import ASSIGNED, OWN, Call, CompiledGraph
@@ -70,10 +70,6 @@ from ortmodule.runtime.compiler import Compiler
 from ortmodule.triton_kernels.use import TritonUse
 
 _NOTHING = object()
-#: Structures of arguments that are remembered, and the types of arguments that are compared by value.
-MOST_STRUCTURES = 1024
-_NUMBERS = (bool, int, str, type(None))
-_structures: dict[tuple, pytree.Structure] = {}
 TRANSFORMED = (
     "PyTorch runs calls of this module inside of torch.func transforms and forward-mode differentiation, which look at "
     "its operations"
@@ -94,7 +90,7 @@ class Dispatcher:
         self.fallback = Fallback(config.fallback_policy, config.fallback_retry, self.log, silent, config.strict)
         self.usage = Usage(module, self.fallback.bypassed)
         self.budget = Budget(config.capture_share, self.fallback.allows(Cause.TORCH_MODEL), self.log)
-        self.reruns = Reruns()
+        self.reruns, self.known_waits = Reruns(), KnownWaits()
         self.graphs: dict[tuple, list[CompiledGraph]] = {}
         #: What stands in place of the wrapper's forward; the same as a function of the module's, which is captured; and
         #: as the script has given it.
@@ -141,6 +137,7 @@ class Dispatcher:
             if forward is not self.assigned_forward:
                 self.assigned_forward, self._names, self.latest = forward, {}, None
                 self.states, self.graphs, self.fallback.refused = ModuleStates(self.module), {}, {}
+                self.known_waits = KnownWaits()
                 self.budget = Budget(self.config.capture_share, self.fallback.allows(Cause.TORCH_MODEL), self.log)
 
     def call_assigned(self, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -188,6 +185,8 @@ class Dispatcher:
         if self.fallback.forcing and self.fallback.forced():
             self.usage.pytorch += 1
             return self.in_pytorch(which)(*args, **kwargs)
+        if self.known_waits and which == OWN and (known := self._known_reason(args, kwargs)) is not None:
+            return self._in_pytorch_again(known, args, kwargs)
         reason: BaseException
         try:
             return self._in_engine(args, kwargs, which)
@@ -205,11 +204,29 @@ class Dispatcher:
             finish, reason.finish = reason.finish, None
             self.fallback.done(reason)
             return finish()
+        found, reason.found = reason.found, None
         # An error of the caller's is PyTorch's to report, and no reason to give up on such calls.
         with self.reruns.noting(reason.inputs if isinstance(reason, Waits) else None):
             forward = functools.partial(self._forward_around_units, which, reason)
             result = self.budget.in_pytorch(forward, args, kwargs, reason)
         self.fallback.done(reason)
+        if which == OWN and found is not None:
+            self.known_waits.add(args, kwargs, found)
+        return result
+
+    def _known_reason(self, args: tuple, kwargs: dict[str, Any]) -> NotInEngine | None:
+        """Why PyTorch runs this call, where that was found out for one that is alike."""
+        if self.reruns.calls or PARAMETRIZE.get(KEEPS):
+            return None
+        return self.known_waits.look(args, kwargs, self.state, self.budget)
+
+    def _in_pytorch_again(self, reason: NotInEngine, args: tuple, kwargs: dict[str, Any]) -> Any:
+        self.usage.pytorch += 1
+        forward: Callable = self.module.forward
+        if self.parts.may_be_of_whole(reason):
+            forward = functools.partial(self._forward_around_units, OWN, reason)
+        result = self.budget.in_pytorch(forward, args, kwargs, reason)
+        self.fallback.reason = reason.reason
         return result
 
     def _aside(self, args: tuple, kwargs: dict[str, Any], which: str) -> Any:
@@ -224,7 +241,7 @@ class Dispatcher:
     def _in_engine(self, args: tuple, kwargs: dict[str, Any], which: str) -> Any:
         if len(kwargs) > 1:
             kwargs = self._in_order(kwargs, which)
-        inputs, arguments = _flattened(args, kwargs)
+        inputs, arguments = flattened(args, kwargs)
         state = self.state()
         if "" in state.hooked or PARAMETRIZE.get(KEEPS):
             state.check()
@@ -261,7 +278,7 @@ class Dispatcher:
     def _prepare(self, args: tuple, kwargs: dict[str, Any], which: str) -> tuple[CompiledGraph, Call]:
         with self._lock:
             kwargs = self._in_order(kwargs, which)
-            inputs, arguments = _flattened(args, kwargs)
+            inputs, arguments = flattened(args, kwargs)
             state = self.state()
             state.check()
             if state.watch.holds(inputs):
@@ -296,12 +313,12 @@ class Dispatcher:
         if self.fallback.refused:
             refusal = self.fallback.refusal(call.state.epoch, call.key, (call.key, call.shapes))
             if refusal is not None and not isinstance(refusal, NoOtherGraph):
-                raise refusal
+                raise self._refused(refusal, call, ())
         tried = list(self.graphs.get(call.key, ()))
         result, part, misses = self._known(call)
         if result is _NOTHING:
             if refusal is not None:
-                raise refusal
+                raise self._refused(refusal, call, tried)
             with self._lock:
                 if tried != self.graphs.get(call.key, []):  # another thread may have captured it
                     result, now, misses = self._known(call)
@@ -309,6 +326,13 @@ class Dispatcher:
                 if result is _NOTHING:
                     result = self._captured(call, part, misses)
         return result
+
+    def _refused(self, refusal: NotInEngine, call: Call, graphs: Sequence[CompiledGraph]) -> NotInEngine:
+        """``refusal``, which the next such call need not look for. ``graphs``: those that were tried."""
+        if not graphs:
+            by_shapes = self.fallback.refused.get(call.key) is not refusal
+            refusal.found = found_of(call, refusal, (), by_shapes)
+        return refusal
 
     def _in_order(self, kwargs: dict[str, Any], which: str) -> dict[str, Any]:
         """Forward cannot tell in which order the parameters that it names were given; of others it can."""
@@ -383,7 +407,7 @@ class Dispatcher:
                     if (result := self._run(graph, call)) is not _NOTHING:
                         return result, part, misses
                 except DoesNotHold as reason:
-                    misses.append(reason)
+                    misses.append(reason.with_traceback(None))  # whose frames hold the list
                     self.log.debug(str(reason))
         return _NOTHING, part, None if skipped else misses
 
@@ -392,8 +416,9 @@ class Dispatcher:
         graphs = self.graphs.get(call.key, ())
         others = [key for key, found in self.graphs.items() if found and key != call.key]
         seen = [] if misses is None else misses
+        key = (call.key, None) if misses is None else call_differences.split(call, graphs, seen)
         variant = self.budget.variant(
-            (call.key, None) if misses is None else call_differences.split(call, graphs, seen),
+            key,
             lambda: call_differences.describe(call, graphs, seen, others),
             sum(t.numel() for t in call.inputs),
         )
@@ -404,6 +429,8 @@ class Dispatcher:
             self.budget.ask(variant, call.mode, must=in_backward())
         except Waits as reason:
             reason.inputs = call.inputs[: call.count]
+            if not seen:
+                reason.found = found_of(call, reason, graphs, bool(graphs), key, misses is None)
             raise
         return variant
 
@@ -465,12 +492,14 @@ class Dispatcher:
     def _compiled(self, call: Call, part: int, variant: Variant) -> CompiledGraph:
         """A new graph, of this variant. Raises NotInEngine, and CallsOwn."""
         self._looks_for_own = call.which == ASSIGNED
+        self.known_waits.clear()
         try:
             with self.budget.capturing(variant):
                 made = self.compiler.compile(call, part)
         finally:
             self._looks_for_own = False
         made.count_for(variant)
+        self.known_waits.add_captured(call.given)
         self._make_room(made)
         return made
 
@@ -561,36 +590,3 @@ class Dispatcher:
 
 for _method in (Dispatcher.__call__, Dispatcher.call_assigned):
     torch_private.uncompiled(_method, "the engine runs an ORTModule: there is nothing to compile in it")
-
-
-def _flattened(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], pytree.Structure]:
-    """``pytree.flatten((args, kwargs))``, in one step where all are plain tensors, numbers, text or None.
-
-    Raises NotInEngine for a value that a graph cannot take in.
-    """
-    tensors: list[torch.Tensor] = []
-    tokens: list[Any] = []
-    for value in (*args, *kwargs.values()):
-        cls = type(value)
-        if cls is torch.Tensor and value.layout is torch.strided and not (value.is_neg() or value.is_quantized):
-            tensors.append(value)
-            tokens.append(pytree_tokens.TENSOR)
-        elif cls in _NUMBERS:
-            tokens.append((cls, value))
-        else:
-            break
-    else:
-        key = (len(args), tuple(kwargs), tuple(tokens))
-        structure = _structures.get(key) if len(tensors) == len(set(map(id, tensors))) else None
-        if structure is not None:
-            return tensors, structure
-    count = len(tensors)
-    try:
-        tensors, structure = pytree.flatten((args, kwargs))
-    except Unflattenable as error:
-        raise NotInEngine(Cause.DATA, f"an argument holds {error}") from error
-    if len(tokens) == len(args) + len(kwargs) and len(tensors) == count:
-        if len(_structures) >= MOST_STRUCTURES:
-            _structures.clear()
-        _structures[len(args), tuple(kwargs), tuple(tokens)] = structure
-    return tensors, structure
