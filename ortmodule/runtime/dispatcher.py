@@ -414,14 +414,15 @@ class Dispatcher:
     def _variant(self, call: Call, misses: list[DoesNotHold] | None) -> Variant:
         """The one that ``call`` is of, which is to be captured now; raises Waits otherwise."""
         graphs = self.graphs.get(call.key, ())
-        others = [key for key, found in self.graphs.items() if found and key != call.key]
         seen = [] if misses is None else misses
         key = (call.key, None) if misses is None else call_differences.split(call, graphs, seen)
-        variant = self.budget.variant(
-            key,
-            lambda: call_differences.describe(call, graphs, seen, others),
-            sum(t.numel() for t in call.inputs),
-        )
+        if (variant := self.budget.known_variant(key)) is None:
+            others = [other for other, found in self.graphs.items() if found and other != call.key]
+            variant = self.budget.variant(
+                key,
+                lambda: call_differences.describe(call, graphs, seen, others),
+                sum(t.numel() for t in call.inputs),
+            )
         try:
             if misses is None:
                 raise self.budget.unknown(variant)

@@ -99,14 +99,19 @@ class Budget:
 
     # --- before a capture ---------------------------------------------------------------------------------------------
 
+    def known_variant(self, key: Hashable) -> Variant | None:
+        """The one that waits under ``key``: calls that no graph holds for."""
+        if (found := self._waiting.get(key)) is not None:
+            self._waiting.move_to_end(key)
+        return found
+
     def variant(self, key: Hashable, describe: Callable[[], tuple[str, str]], elements: int) -> Variant:
-        """The variant of a call that no graph holds for. ``describe``: as :class:`Variant`, what and place."""
-        found = self._waiting.pop(key, None)
+        """The same, made where there is none. ``describe``: as :class:`Variant`, what and place."""
+        found = self.known_variant(key)
         if found is None:
-            found = Variant(*describe(), elements)
-        self._waiting[key] = found
-        while len(self._waiting) > MOST_WAITING:
-            self._waiting.popitem(last=False)
+            found = self._waiting[key] = Variant(*describe(), elements)
+            while len(self._waiting) > MOST_WAITING:
+                self._waiting.popitem(last=False)
         return found
 
     def ask(self, variant: Variant, mode: Hashable, must: bool = False) -> None:
@@ -124,9 +129,8 @@ class Budget:
     def still_waits(self, key: Hashable, mode: Hashable, skipped: Sequence[Variant] = ()) -> bool:
         """Would :meth:`ask` still refuse the variant that waits under ``key``? ``skipped``: those whose graphs were
         not tried, for which :meth:`may_waste` is asked instead."""
-        if (variant := self._waiting.get(key)) is None:
+        if (variant := self.known_variant(key)) is None:
             return False
-        self._waiting.move_to_end(key)
         if skipped:
             return not any(map(self.may_waste, skipped))
         return bool(self._hindrance(variant, mode, False))

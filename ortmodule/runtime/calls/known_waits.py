@@ -109,6 +109,7 @@ class KnownWaits:
         if in_backward() or not torch.is_grad_enabled() or saving_hooks() is not None:  # may be computed again
             return None
         if found.waiting is not None and not budget.still_waits(found.waiting, found.mode, found.skipped):
+            self._known.clear()
             return None
         return found.reason
 
