@@ -55,6 +55,7 @@ STEPS_OF_SHARE = 10
 LEAST = 0.9  # of calls and of work
 MOST = 1 / 0.97  # of PyTorch's time
 LEAST_STEPS, MOST_SECONDS = 4, 30.0  # of a model that is measured
+WARM, MOST_WARM = 4, 40
 HEAD = """# Public programs
 
 Made by `python -m benchmarks.public_programs --sources DIR --page docs/public-programs.md`: models of public training
@@ -110,20 +111,23 @@ def shares(row, find):
 
 
 def ratio(row, find, steps, sizes=2):
-    """Seconds of a step: ours by PyTorch's, and PyTorch's. ``sizes``: of batches, in turns. Of long steps fewer."""
+    """Seconds of a step: ours by PyTorch's, and PyTorch's. ``sizes``: of batches, in turns. Of long steps fewer. Steps
+    count once there were WARM in a row without a capture."""
     torch.manual_seed(0)
     eager = row.build(find).train()
-    ours, seconds = ORTModule(row.build(find).train()), {}
-    for number in range(steps + 6):
-        batch = row.batch(number % sizes, torch.Generator().manual_seed(number))
+    ours, turns = ORTModule(row.build(find).train()), []
+    captures, warm, number = 0.0, 0, 0
+    while len(turns) < steps and (len(turns) < LEAST_STEPS or sum(map(sum, turns)) < MOST_SECONDS):
+        batch, seconds = row.batch(number % sizes, torch.Generator().manual_seed(number)), {}
         for module in (eager, ours) if number % 2 else (ours, eager):
             start = time.perf_counter()
             trial.step(module, batch)
-            if number >= 6:
-                seconds.setdefault(module is ours, []).append(time.perf_counter() - start)
-        if number >= 6 + LEAST_STEPS and sum(map(sum, seconds.values())) > MOST_SECONDS:
-            break
-    return median(a / b for a, b in zip(seconds[True], seconds[False], strict=True)), median(seconds[False])
+            seconds[module is ours] = time.perf_counter() - start
+        before, captures = captures, explain(ours).capture_seconds
+        number, warm = number + 1, warm + 1 if before == captures else 0
+        if warm > WARM or number > MOST_WARM:
+            turns.append((seconds[True], seconds[False]))
+    return median(a / b for a, b in turns), median(b for _, b in turns)
 
 
 def measured(name, find, steps):
