@@ -185,7 +185,7 @@ class Dispatcher:
         if self.fallback.forcing and self.fallback.forced():
             self.usage.pytorch += 1
             return self.in_pytorch(which)(*args, **kwargs)
-        if self.known_waits and which == OWN and (known := self._known_reason(args, kwargs)) is not None:
+        if self.known_waits.known and which == OWN and (known := self._known_reason(args, kwargs)) is not None:
             return self._in_pytorch_again(known, args, kwargs)
         reason: BaseException
         try:

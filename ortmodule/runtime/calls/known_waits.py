@@ -66,20 +66,17 @@ class KnownWaits:
     """The calls of one module that PyTorch is known to run."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Any] = {}  # Found, by the kind of call, or that and the sizes of its inputs
+        self.known: dict[Hashable, Any] = {}  # Found, by the kind of call, or that and the sizes of its inputs
         self._captured: set[frozenset] = set()  # numbers of calls that there are graphs for
         self._vain = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._known)
-
     def clear(self) -> None:
         """There may be another graph now."""
-        self._known.clear()
+        self.known.clear()
 
     def add_captured(self, given: tuple[tuple, dict[str, Any]]) -> None:
         """There is a graph for a call with these arguments."""
-        self._known.clear()
+        self.known.clear()
         if (kind := kind_of(*given)) is not None and kind[2]:
             self._captured.add(frozenset(kind[2]))
 
@@ -87,15 +84,15 @@ class KnownWaits:
         """PyTorch runs this call, and others like it."""
         if (kind := kind_of(args, kwargs)) is None or len(self._captured) > MOST:
             return
-        if len(self._known) >= MOST:
-            self._known.clear()
+        if len(self.known) >= MOST:
+            self.known.clear()
         if isinstance(found.reason, Waits):
             found.reason.inputs = None  # they are not to live as long
         if found.by_shapes:
-            self._known[kind[0]] = _BY_SHAPES
-            self._known[kind[0], tuple([t.shape for t in kind[1]])] = found
+            self.known[kind[0]] = _BY_SHAPES
+            self.known[kind[0], tuple([t.shape for t in kind[1]])] = found
         else:
-            self._known[kind[0]] = found
+            self.known[kind[0]] = found
 
     def look(self, args: tuple, kwargs: dict[str, Any], now: Any, budget: Budget) -> NotInEngine | None:
         """Why PyTorch runs this call, where that is known. ``now``: gives the module's state."""
@@ -103,21 +100,21 @@ class KnownWaits:
             self._vain += 1
             if self._vain >= MOST_VAIN:
                 self._vain = 0
-                self._known.clear()
+                self.known.clear()
             return None
         self._vain = 0
         if in_backward() or not torch.is_grad_enabled() or saving_hooks() is not None:  # may be computed again
             return None
         if found.waiting is not None and not budget.still_waits(found.waiting, found.mode, found.skipped):
-            self._known.clear()
+            self.known.clear()
             return None
         return found.reason
 
     def _found(self, kind: tuple, now: Any) -> Found | None:
         what, tensors, numbers = kind
-        found = self._known.get(what)
+        found = self.known.get(what)
         if found is _BY_SHAPES:
-            found = self._known.get((what, tuple([t.shape for t in tensors])))
+            found = self.known.get((what, tuple([t.shape for t in tensors])))
         if found is None:
             return None
         if numbers and (
@@ -125,6 +122,6 @@ class KnownWaits:
         ):
             return None
         if found.state is not now():
-            self._known.clear()
+            self.known.clear()
             return None
         return None if found.state.watch.holds(tensors) else found

@@ -15,6 +15,9 @@ MOST_STRUCTURES = 1024  # that are remembered
 #: The types of arguments that are compared by value.
 _CONSTANTS = (bool, int, str, type(None))
 _structures: dict[tuple, pytree.Structure] = {}
+#: Asked at each call.
+_grad, _inference, _default = torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype
+_autocast, _autocast_type = torch.is_autocast_enabled, torch.get_autocast_dtype
 
 
 def flattened(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], pytree.Structure]:
@@ -53,11 +56,11 @@ def flattened(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], 
 def modes() -> tuple:
     """PyTorch's modes that a graph is for: gradients, inference, autocast, the default type, determinism."""
     return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
-        torch.get_default_dtype(),
+        _grad(),
+        _inference(),
+        _autocast("cpu") and _autocast_type("cpu"),
+        _autocast("cuda") and _autocast_type("cuda"),
+        _default(),
         deterministic() and 2 - warns_only(),  # torch's debug mode
     )
 
