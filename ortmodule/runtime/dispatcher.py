@@ -314,14 +314,14 @@ class Dispatcher:
             refusal = self.fallback.refusal(call.state.epoch, call.key, (call.key, call.shapes))
             if refusal is not None and not isinstance(refusal, NoOtherGraph):
                 raise self._refused(refusal, call, ())
-        tried = list(self.graphs.get(call.key, ()))
-        result, part, misses = self._known(call)
+        tried = tuple(self.graphs.get(call.key, ()))
+        result, part, misses = self._known(call, tried)
         if result is _NOTHING:
             if refusal is not None:
                 raise self._refused(refusal, call, tried)
             with self._lock:
-                if tried != self.graphs.get(call.key, []):  # another thread may have captured it
-                    result, now, misses = self._known(call)
+                if tried != (others := tuple(self.graphs.get(call.key, ()))):  # another thread may have captured it
+                    result, now, misses = self._known(call, others)
                     part = max(part, now)
                 if result is _NOTHING:
                     result = self._captured(call, part, misses)
@@ -381,12 +381,12 @@ class Dispatcher:
                 self.graphs, self.fallback.refused = state.tree.caches.graphs, state.tree.caches.refused
         return state
 
-    def _known(self, call: Call) -> tuple[Any, int, list[DoesNotHold] | None]:
-        """The result of a graph that holds for ``call``, or _NOTHING; how much of the batch to capture it on; why
-        graphs that have run did not hold, or None where some have not run that may."""
+    def _known(self, call: Call, graphs: Sequence[CompiledGraph]) -> tuple[Any, int, list[DoesNotHold] | None]:
+        """The result of one of ``graphs``, those of its key, that holds for ``call``, or _NOTHING; how much of it
+        to capture on; why graphs that have run did not hold, or None where some have not run that may."""
         part, skipped = SMALL, False
         misses: list[DoesNotHold] = []
-        for origin in tuple(self.graphs.get(call.key, ())):
+        for origin in graphs:
             if origin.variant.wasted and not (self.budget.may_waste(origin.variant) or in_backward()):
                 skipped = True
                 continue
