@@ -52,6 +52,10 @@ _VIT = {"image_size": 256, "num_classes": 1000, "dim": 1024, "heads": 16, "mlp_d
 _CAIT = {**_VIT, "patch_size": 32, "depth": 12, "cls_depth": 2, "emb_dropout": 0.1, "layer_dropout": 0.05}
 _ATS = {**_VIT, "patch_size": 16, "depth": 6, "max_tokens_per_depth": (256, 128, 64, 32, 16, 8), "emb_dropout": 0.1}
 
+_CALL = "a call's own cost in Python, about 0.06 ms a step"
+_SPARSE = "what PyTorch runs inside the graph, products of sparse matrices, costs 0.2 ms a node more than they do"
+_DATA = "data decides how many tokens a layer keeps; in each step all before such a layer runs again when that is known"
+
 #: By the name of the row: what its sizes are, and the row with them.
 SIZES = {
     "pygcn: GCN": (
@@ -62,7 +66,7 @@ SIZES = {
     "pytorch/examples: gcn": (
         "Cora's, 16 hidden, words in a sparse matrix",
         Row("pytorch/examples", "gcn", lambda find: find("examples/gcn/main.py").GCN(WORDS, 16, 7),
-            _citations("input_tensor", "adj_mat", True)),
+            _citations("input_tensor", "adj_mat", True), note=_SPARSE),
     ),
     "DLRM: DLRM_Net": (
         "8 tables of 1,000,000 by 64, 100 lookups, 2,048 clicks, layers 512-512-64 and 1024-1024-1024-1",
@@ -75,13 +79,14 @@ SIZES = {
     ),
     "makemore: Bigram": (
         "32 names of 16 letters of 27",
-        Row("makemore", "Bigram", _bigram, words("idx", "targets", rows=(32,), length=(16,), count=27)),
+        Row("makemore", "Bigram", _bigram, words("idx", "targets", rows=(32,), length=(16,), count=27),
+            note=_CALL),
     ),
     "pytorch/examples: actor_critic": (
         "one state of 4 numbers, 128 hidden",
         Row("pytorch/examples", "actor_critic",
             lambda find: find("examples/reinforcement_learning/actor_critic.py").Policy(),
-            lambda size, g: {"x": torch.randn(4, generator=g)}),
+            lambda size, g: {"x": torch.randn(4, generator=g)}, note=_CALL),
     ),
     "vit-pytorch: cait.CaiT": (
         "an image of 256 x 256, 12 + 2 layers of 1024",
@@ -91,6 +96,6 @@ SIZES = {
     "vit-pytorch: ats_vit.ViT": (
         "four images of 256 x 256, 6 layers of 1024",
         Row("vit-pytorch", "ats_vit.ViT", lambda find: find("vit_pytorch.ats_vit").ViT(**_ATS),
-            images("img", 3, 256, 256, rows=(4,))),
+            images("img", 3, 256, 256, rows=(4,)), note=_DATA),
     ),
 }  # fmt: skip

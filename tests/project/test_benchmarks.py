@@ -312,7 +312,7 @@ def test_programs_at_their_own_sizes(tmp_path, monkeypatch):
     """They are measured by themselves, and stand in a table of the page; what was measured before is kept."""
     batch = public_rows.images("input", 3)
     row = public_rows.Row("script", "Net", lambda find: Twice(), batch, note="it is small")
-    before = {"script: Net": {"state": "unbuilt"}}
+    before = {"script: Net": {"state": public_programs.trial.UNBUILT}}
     monkeypatch.setattr(public_programs, "ROWS", {"script: Net": row, "other: Net": row})
     monkeypatch.setattr(public_programs, "SIZES", {"script: Net": ("two rows", row)})
     (tmp_path / "out.json").write_text(json.dumps(before))
@@ -325,7 +325,7 @@ def test_programs_at_their_own_sizes(tmp_path, monkeypatch):
     finally:
         torch.set_num_threads(threads)
     found = json.loads((tmp_path / "out.json").read_text())
-    assert found.keys() == {"script: Net"} and found["script: Net"]["state"] == "unbuilt"
+    assert found.keys() == {"script: Net"} and found["script: Net"]["state"] == public_programs.trial.UNBUILT
     assert found["script: Net"]["own"]["time"] > 0 and found["script: Net"]["own"]["eager"] > 0
     assert "\n| script: Net | two rows | " in (tmp_path / "page").read_text()
     found["script: Net"]["own"]["time"] = 1.5

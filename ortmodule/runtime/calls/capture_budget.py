@@ -41,6 +41,8 @@ OFTEN = 32
 MOST_WAITING, MOST_GRAPHS = 256, 64
 #: Results of a call in PyTorch that may begin its backward.
 _MOST_RESULTS = 16
+#: A variant that waits is asked for again when its calls have taken so many times what they had.
+MORE = 1.01
 #: A reason to wait, which is told with figures.
 _SPENT = "captures took their share of the time in steps"
 
@@ -60,6 +62,7 @@ class Variant:
         "waited",
         "eager",
         "used",
+        "asked",
     )
 
     def __init__(self, what: str, place: str, elements: int) -> None:
@@ -72,6 +75,7 @@ class Variant:
         self.wasted = 0.0  # seconds of runs that did not hold
         self.waited, self.eager = 0, 0.0  # calls in PyTorch for want of a graph, and their seconds
         self.used = 0.0  # the clock at the latest run
+        self.asked = 0.0  # seconds of its calls from which on :meth:`Budget.still_waits` asks again
 
 
 class Budget:
@@ -133,7 +137,12 @@ class Budget:
             return False
         if skipped:
             return not any(map(self.may_waste, skipped))
-        return bool(self._hindrance(variant, mode, False))
+        if variant.eager < variant.asked:
+            return True
+        waits = bool(self._hindrance(variant, mode, False))
+        if waits and not torch.are_deterministic_algorithms_enabled():
+            variant.asked = variant.eager * MORE
+        return waits
 
     def _is_first(self, mode: Hashable) -> bool:
         return self._modes.get(mode, 0.0) < UNBOUNDED_SECONDS
