@@ -185,6 +185,10 @@ def markdown(rows):
     return "\n".join([*lines, ""])
 
 
+def measured_where():
+    return f"{machine()['cpu']}, {torch.get_num_threads()} threads, {date.today()}"
+
+
 def timed(rows):
     """How long steps take by PyTorch's; "": no times were measured."""
     times = {name: found["time"] for name, found in rows.items() if "time" in found}
@@ -192,9 +196,8 @@ def timed(rows):
         return ""
     slow = sorted(((time, name) for name, time in times.items() if time > MOST), reverse=True)
     fast = f"at most {MOST:.2f} for {len(times) - len(slow)} of {len(times)} models"
-    where = f"{machine()['cpu']}, {torch.get_num_threads()} threads, {date.today()}"
     text = (
-        f"Seconds of a step, forward and backward, by PyTorch's, captures left out ({where}): "
+        f"Seconds of a step, forward and backward, by PyTorch's, captures left out ({measured_where()}): "
         f"{median(times.values()):.2f} in the middle, {fast}."
     )
     if slow:
@@ -209,7 +212,7 @@ def at_own_sizes(rows):
     if not found:
         return ""
     lines = [
-        "Those at the sizes that their programs train with (`--own-sizes`):",
+        f"Those at the sizes that their programs train with (`--own-sizes`; {measured_where()}):",
         "",
         "| program | sizes | PyTorch, ms a step | ours by PyTorch's | what is behind it |",
         "| --- | --- | ---: | ---: | --- |",

@@ -52,8 +52,10 @@ _VIT = {"image_size": 256, "num_classes": 1000, "dim": 1024, "heads": 16, "mlp_d
 _CAIT = {**_VIT, "patch_size": 32, "depth": 12, "cls_depth": 2, "emb_dropout": 0.1, "layer_dropout": 0.05}
 _ATS = {**_VIT, "patch_size": 16, "depth": 6, "max_tokens_per_depth": (256, 128, 64, 32, 16, 8), "emb_dropout": 0.1}
 
-_CALL = "a call's own cost in Python, about 0.06 ms a step"
-_SPARSE = "what PyTorch runs inside the graph, products of sparse matrices, costs 0.2 ms a node more than they do"
+_CALL = "a call's own cost in Python, 0.05 to 0.1 ms a step"
+_SPARSE = (
+    "what PyTorch runs inside the graph, products of sparse matrices, costs 0.2 to 0.4 ms a node more than they do"
+)
 _DATA = "data decides how many tokens a layer keeps; in each step all before such a layer runs again when that is known"
 
 #: By the name of the row: what its sizes are, and the row with them.
