@@ -22,7 +22,7 @@ from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine
 from ortmodule.core.onnx_utils import drawing
 from ortmodule.core.structures import tokens as pytree_tokens
-from ortmodule.core.torch_private import saving_hooks
+from ortmodule.core.torch_private import deterministic, saving_hooks, warns_only
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.memory_goal import MemoryGoal
 from ortmodule.engine.session import Run, Session, copied, is_captured
@@ -34,7 +34,6 @@ from ortmodule.guards.sharding.local_parameters import with_attached
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.calls.capture_budget import Variant
 from ortmodule.runtime.calls.module_state import ModuleState
-from ortmodule.runtime.calls.plain_arguments import modes
 from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
 from ortmodule.runtime.executable import Executable, Executables, Flags, Repeated, draw_seed
 from ortmodule.runtime.grad_buckets import EarlyUse, chain, have_hooks, in_a_group
@@ -100,7 +99,12 @@ class Call:
         self.key = (
             arguments.identity,
             tuple(kinds + missing),
-            *modes(),
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+            torch.get_default_dtype(),
+            deterministic() and 2 - warns_only(),  # torch's debug mode
             which,
             state.key,
             state.hooked,

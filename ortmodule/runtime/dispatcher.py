@@ -1,6 +1,6 @@
 """Runs calls of a wrapped module in the captured graph that holds for them, or else in PyTorch.
 
-The order of a call: what its arguments are (:func:`flattened`), what the module is (:mod:`module_state`), a graph for
+The order of a call: what its arguments are (:func:`_flattened`), what the module is (:mod:`module_state`), a graph for
 both (:attr:`Dispatcher.graphs`), the run (:class:`~ortmodule.runtime.compiled_graph.CompiledGraph`). Where there is no
 graph the :class:`~ortmodule.runtime.compiler.Compiler` makes one.
 """
@@ -19,7 +19,7 @@ from torch import nn
 
 from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE
 from ortmodule.capture.effects.filled_caches import MOST_CALLS
-from ortmodule.core import torch_private
+from ortmodule.core import pytree, torch_private
 from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import (
     CallsOwn,
@@ -31,11 +31,13 @@ from ortmodule.core.errors import (
     NotCaptured,
     NotInEngine,
     Raised,
+    Unflattenable,
     Waits,
 )
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
 from ortmodule.core.objects.dispatchers import dispatcher_of
+from ortmodule.core.structures.tokens import TENSOR
 from ortmodule.core.torch_private import (
     KEEPS,
     PARAMETRIZE,
@@ -57,12 +59,12 @@ from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime.attachments import Attachments
 from ortmodule.runtime.calls import call_differences, capture_budget
 from ortmodule.runtime.calls.capture_budget import Budget, Variant
-from ortmodule.runtime.calls.changing_numbers import Changing, lifted, note
+from ortmodule.runtime.calls.changing_numbers import note, with_changing_numbers
 from ortmodule.runtime.calls.held_arguments import taken_from_module
-from ortmodule.runtime.calls.known_waits import KnownWaits, found_of
+from ortmodule.runtime.calls.known_waits import KnownWaits, found_of, waits_for, with_found
 from ortmodule.runtime.calls.module_state import ModuleState, ModuleStates
 from ortmodule.runtime.calls.parts import Inner, parted
-from ortmodule.runtime.calls.plain_arguments import MOST_STRUCTURES, flattened
+from ortmodule.runtime.calls.plain_arguments import CONSTANTS
 from ortmodule.runtime.calls.reruns import Reruns
 from ortmodule.runtime.calls.usage import Usage
 from ortmodule.runtime.compiled_graph import ASSIGNED, OWN, Call, CompiledGraph
@@ -70,6 +72,8 @@ from ortmodule.runtime.compiler import Compiler
 from ortmodule.triton_kernels.use import TritonUse
 
 _NOTHING = object()
+MOST_STRUCTURES = 1024  # of arguments that are remembered
+_structures: dict[tuple, pytree.Structure] = {}
 TRANSFORMED = (
     "PyTorch runs calls of this module inside of torch.func transforms and forward-mode differentiation, which look at "
     "its operations"
@@ -185,8 +189,10 @@ class Dispatcher:
         if self.fallback.forcing and self.fallback.forced():
             self.usage.pytorch += 1
             return self.in_pytorch(which)(*args, **kwargs)
-        if self.known_waits.known and which == OWN and (known := self._known_reason(args, kwargs)) is not None:
-            return self._in_pytorch_again(known, args, kwargs)
+        if self.known_waits.known and which == OWN and not self.reruns.calls:
+            known = self.known_waits.look(args, kwargs, self.state, self.budget)
+            if known is not None:
+                return self._in_pytorch_again(known, args, kwargs)
         reason: BaseException
         try:
             return self._in_engine(args, kwargs, which)
@@ -214,12 +220,6 @@ class Dispatcher:
             self.known_waits.add(args, kwargs, found)
         return result
 
-    def _known_reason(self, args: tuple, kwargs: dict[str, Any]) -> NotInEngine | None:
-        """Why PyTorch runs this call, where that was found out for one that is alike."""
-        if self.reruns.calls or PARAMETRIZE.get(KEEPS):
-            return None
-        return self.known_waits.look(args, kwargs, self.state, self.budget)
-
     def _in_pytorch_again(self, reason: NotInEngine, args: tuple, kwargs: dict[str, Any]) -> Any:
         self.usage.pytorch += 1
         forward: Callable = self.module.forward
@@ -241,7 +241,7 @@ class Dispatcher:
     def _in_engine(self, args: tuple, kwargs: dict[str, Any], which: str) -> Any:
         if len(kwargs) > 1:
             kwargs = self._in_order(kwargs, which)
-        inputs, arguments = flattened(args, kwargs)
+        inputs, arguments = _flattened(args, kwargs)
         state = self.state()
         if "" in state.hooked or PARAMETRIZE.get(KEEPS):
             state.check()
@@ -253,7 +253,7 @@ class Dispatcher:
             raise Waits(None, "there was no graph for it in forward, and backward computes it again", "")
         if (
             state.tree.caches.changing and call.key not in self.graphs
-            and (other := self._with_changing_numbers(call)) is not None
+            and (other := with_changing_numbers(call)) is not None
         ):  # fmt: skip
             changing, same = other
             try:
@@ -278,7 +278,7 @@ class Dispatcher:
     def _prepare(self, args: tuple, kwargs: dict[str, Any], which: str) -> tuple[CompiledGraph, Call]:
         with self._lock:
             kwargs = self._in_order(kwargs, which)
-            inputs, arguments = flattened(args, kwargs)
+            inputs, arguments = _flattened(args, kwargs)
             state = self.state()
             state.check()
             if state.watch.holds(inputs):
@@ -295,30 +295,17 @@ class Dispatcher:
                             return graph, call
             raise DoesNotHold("what it does at its own sizes shows only when all of it is traced at once")
 
-    def _with_changing_numbers(self, call: Call) -> tuple[Changing, Call] | None:
-        """The call with its changing numbers as tensors, where such a call came before with others."""
-        if not (numbers := call.arguments.numbers()):
-            return None
-        changing = call.state.tree.caches.changing.get((call.arguments.without_numbers(), call.key[1:]))
-        if changing is None or changing.refused:
-            return None
-        changing.look(numbers)
-        if changing.refused or not changing.changed:
-            return None
-        inputs, arguments = lifted(call.arguments, call.inputs[: call.count], changing)
-        return changing, Call(call.forward, call.which, call.state, arguments, inputs, call.given)
-
     def _run_call(self, call: Call) -> Any:
         refusal = None
         if self.fallback.refused:
             refusal = self.fallback.refusal(call.state.epoch, call.key, (call.key, call.shapes))
             if refusal is not None and not isinstance(refusal, NoOtherGraph):
-                raise self._refused(refusal, call, ())
+                raise with_found(refusal, call, self.fallback.refused)
         tried = tuple(self.graphs.get(call.key, ()))
         result, part, misses = self._known(call, tried)
         if result is _NOTHING:
             if refusal is not None:
-                raise self._refused(refusal, call, tried)
+                raise refusal if tried else with_found(refusal, call, self.fallback.refused)
             with self._lock:
                 if tried != (others := tuple(self.graphs.get(call.key, ()))):  # another thread may have captured it
                     result, now, misses = self._known(call, others)
@@ -326,13 +313,6 @@ class Dispatcher:
                 if result is _NOTHING:
                     result = self._captured(call, part, misses)
         return result
-
-    def _refused(self, refusal: NotInEngine, call: Call, graphs: Sequence[CompiledGraph]) -> NotInEngine:
-        """``refusal``, which the next such call need not look for. ``graphs``: those that were tried."""
-        if not graphs:
-            by_shapes = self.fallback.refused.get(call.key) is not refusal
-            refusal.found = found_of(call, refusal, (), by_shapes)
-        return refusal
 
     def _in_order(self, kwargs: dict[str, Any], which: str) -> dict[str, Any]:
         """Forward cannot tell in which order the parameters that it names were given; of others it can."""
@@ -439,12 +419,12 @@ class Dispatcher:
         """The result of a graph that is made for ``call``. Raises Waits where that is not to be made now."""
         note(call.tree.caches.changing, call.arguments, call.key[1:])
         if call.waits:
-            raise self._waits(call, "forward keeps a table for each size, and none for these yet")
+            raise waits_for(call, "forward keeps a table for each size, and none for these yet")
         variant = self._variant(call, misses)
         while True:
             try:
                 call.tree.may_keep = not self.fallback.strict and not in_backward()
-                call.tree.may_fill = call.tree.may_keep and self._may_fill(call.tree)
+                call.tree.may_fill = call.tree.may_keep and call.tree.fills < MOST_CALLS and self.budget.bounded
                 made = self._compiled(call, part, variant)
             except FillsCache as reason:
                 self.budget.discard(variant)
@@ -473,22 +453,13 @@ class Dispatcher:
                     raise NoOtherGraph(Cause.TORCH_MODEL, text, call.key) from None
                 part += 1
 
-    def _may_fill(self, tree: Tree) -> bool:
-        """May PyTorch run a call that fills a cache, so that a later one is captured?"""
-        return tree.fills < MOST_CALLS and self.budget.bounded
-
     def _fills(self, call: Call, reason: FillsCache) -> Waits:
         if not (reason.tables or reason.refused):
             call.tree.fill(reason.slots, reason.numbers, call.shapes[: call.count])
         call.tree.keep(reason.tables, reason.refused, call.shapes[: call.count])
         self.states.forget()
         self.log.info(str(reason))
-        return self._waits(call, str(reason))
-
-    def _waits(self, call: Call, reason: str) -> Waits:
-        waits: Waits[Variant] = Waits(None, reason, "")
-        waits.inputs = call.inputs[: call.count]
-        return waits
+        return waits_for(call, str(reason))
 
     def _compiled(self, call: Call, part: int, variant: Variant) -> CompiledGraph:
         """A new graph, of this variant. Raises NotInEngine, and CallsOwn."""
@@ -591,3 +562,36 @@ class Dispatcher:
 
 for _method in (Dispatcher.__call__, Dispatcher.call_assigned):
     torch_private.uncompiled(_method, "the engine runs an ORTModule: there is nothing to compile in it")
+
+
+def _flattened(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], pytree.Structure]:
+    """``pytree.flatten((args, kwargs))``, in one step where all are plain.
+
+    Raises NotInEngine for a value that a graph cannot take in.
+    """
+    tensors: list[torch.Tensor] = []
+    tokens: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        cls = type(value)
+        if cls is torch.Tensor and value.layout is torch.strided and not (value.is_neg() or value.is_quantized):
+            tensors.append(value)
+            tokens.append(TENSOR)
+        elif cls in CONSTANTS:
+            tokens.append((cls, value))
+        else:
+            break
+    else:
+        key = (len(args), tuple(kwargs), tuple(tokens))
+        structure = _structures.get(key) if len(tensors) == len(set(map(id, tensors))) else None
+        if structure is not None:
+            return tensors, structure
+    count = len(tensors)
+    try:
+        tensors, structure = pytree.flatten((args, kwargs))
+    except Unflattenable as error:
+        raise NotInEngine(Cause.DATA, f"an argument holds {error}") from error
+    if len(tokens) == len(args) + len(kwargs) and len(tensors) == count:
+        if len(_structures) >= MOST_STRUCTURES:
+            _structures.clear()
+        _structures[len(args), tuple(kwargs), tuple(tokens)] = structure
+    return tensors, structure

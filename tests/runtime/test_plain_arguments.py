@@ -1,14 +1,17 @@
 """Plain arguments are taken apart in one step, and their kinds tell apart what graphs are for."""
 
+import contextlib
 import itertools
 import sys
 
 import pytest
 import torch
 
+from ortmodule import ORTModule
 from ortmodule.core import pytree
 from ortmodule.core.errors import NotInEngine
-from ortmodule.runtime.calls.plain_arguments import flattened, kind_of, modes
+from ortmodule.runtime.calls.plain_arguments import kind_of, modes
+from ortmodule.runtime.dispatcher import _flattened
 
 X, Y = torch.randn(2, 3), torch.randn(4)
 
@@ -20,14 +23,14 @@ def kind(*args, **kwargs):
 @pytest.mark.parametrize("args", [(X, 1, "a", None), (X, X), (X, 0.5), ([X, Y], {"a": 1})], ids=str)
 def test_flattened_is_what_flatten_gives(args):
     for _ in range(2):  # the second time it is remembered
-        tensors, structure = flattened(args, {"k": Y})
+        tensors, structure = _flattened(args, {"k": Y})
         expected, other = pytree.flatten((args, {"k": Y}))
         assert structure == other and [id(t) for t in tensors] == [id(t) for t in expected]
 
 
 def test_what_cannot_be_taken_in():
     with pytest.raises(NotInEngine):
-        flattened((sys.stdout,), {})
+        _flattened((sys.stdout,), {})
 
 
 DIFFERENT = {
@@ -81,3 +84,11 @@ def test_modes():
     with torch.inference_mode():
         assert modes() != outside
     assert modes() == outside
+
+
+def test_modes_are_those_of_a_key():
+    module = ORTModule(torch.nn.Linear(3, 3))
+    for context in (contextlib.nullcontext(), torch.no_grad(), torch.autocast("cpu")):
+        with context:
+            module(X)
+            assert any(key[2 : 2 + len(modes())] == modes() for key in module._ortmodule.graphs)

@@ -7,7 +7,7 @@ is remembered by what can be seen of plain arguments at a glance. Where a graph 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from ortmodule.core import pytree
 from ortmodule.core.errors import NotInEngine, Waits
 from ortmodule.core.structures.tokens import NUMBER
-from ortmodule.core.torch_private import in_backward, saving_hooks
+from ortmodule.core.torch_private import KEEPS, PARAMETRIZE, in_backward, saving_hooks
 from ortmodule.runtime.calls.capture_budget import Budget, Variant
 from ortmodule.runtime.calls.module_state import ModuleState
 from ortmodule.runtime.calls.plain_arguments import kind_of
@@ -27,7 +27,7 @@ MOST_VAIN = 32
 _BY_SHAPES = object()
 
 
-class Found(NamedTuple):
+class KnownCall(NamedTuple):
     """What was found of a call that PyTorch runs."""
 
     reason: NotInEngine
@@ -42,9 +42,9 @@ class Found(NamedTuple):
 def found_of(
     call: Call, reason: NotInEngine, graphs: Sequence[CompiledGraph], by_shapes: bool, waiting: Hashable = None,
     unknown: bool = False,
-) -> Found | None:  # fmt: skip
+) -> KnownCall | None:  # fmt: skip
     """What holds for other calls like ``call``, which PyTorch runs for this reason; None: nothing does. ``graphs``: of
-    its key, none of which holds; ``waiting``: as of :class:`Found`; ``unknown``: some of them have not run."""
+    its key, none of which holds; ``waiting``: as of :class:`KnownCall`; ``unknown``: some of them have not run."""
     tree = call.tree
     if tree.sharded or tree.tables or tree.resized or call.count != len(call.inputs) or "" in call.state.hooked:
         return None
@@ -52,7 +52,20 @@ def found_of(
         return None
     skipped = tuple([graph.variant for graph in graphs if graph.variant.wasted]) if unknown else ()
     numbers = _fixed_numbers(call.arguments)
-    return Found(reason, call.state, waiting, call.mode, skipped, by_shapes or bool(graphs), numbers)
+    return KnownCall(reason, call.state, waiting, call.mode, skipped, by_shapes or bool(graphs), numbers)
+
+
+def with_found(refusal: NotInEngine, call: Call, refused: Mapping[object, NotInEngine]) -> NotInEngine:
+    """``refusal`` with what holds for other calls like ``call``. ``refused``: all, by what they are true for."""
+    refusal.found = found_of(call, refusal, (), refused.get(call.key) is not refusal)
+    return refusal
+
+
+def waits_for(call: Call, reason: str) -> Waits:
+    """For a call that PyTorch runs this once."""
+    waits: Waits[Variant] = Waits(None, reason, "")
+    waits.inputs = call.inputs[: call.count]
+    return waits
 
 
 def _fixed_numbers(arguments: pytree.Structure) -> tuple[tuple[int, Any], ...]:
@@ -66,7 +79,7 @@ class KnownWaits:
     """The calls of one module that PyTorch is known to run."""
 
     def __init__(self) -> None:
-        self.known: dict[Hashable, Any] = {}  # Found, by the kind of call, or that and the sizes of its inputs
+        self.known: dict[Hashable, Any] = {}  # KnownCall, by the kind of call, or that and the sizes of its inputs
         self._captured: set[frozenset] = set()  # numbers of calls that there are graphs for
         self._vain = 0
 
@@ -80,7 +93,7 @@ class KnownWaits:
         if (kind := kind_of(*given)) is not None and kind[2]:
             self._captured.add(frozenset(kind[2]))
 
-    def add(self, args: tuple, kwargs: dict[str, Any], found: Found) -> None:
+    def add(self, args: tuple, kwargs: dict[str, Any], found: KnownCall) -> None:
         """PyTorch runs this call, and others like it."""
         if (kind := kind_of(args, kwargs)) is None or len(self._captured) > MOST:
             return
@@ -103,14 +116,16 @@ class KnownWaits:
                 self.known.clear()
             return None
         self._vain = 0
-        if in_backward() or not torch.is_grad_enabled() or saving_hooks() is not None:  # may be computed again
+        if (
+            PARAMETRIZE.get(KEEPS) or in_backward() or not torch.is_grad_enabled() or saving_hooks() is not None
+        ):  # may be computed again
             return None
         if found.waiting is not None and not budget.still_waits(found.waiting, found.mode, found.skipped):
             self.known.clear()
             return None
         return found.reason
 
-    def _found(self, kind: tuple, now: Any) -> Found | None:
+    def _found(self, kind: tuple, now: Any) -> KnownCall | None:
         what, tensors, numbers = kind
         found = self.known.get(what)
         if found is _BY_SHAPES:
