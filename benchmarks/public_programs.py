@@ -1,6 +1,6 @@
 """Models of public programs, small, trained in PyTorch and through ORTModule: right, and how much the engine runs.
 
-    python -m benchmarks.public_programs [ROW...] [--sources DIR] [--page FILE] [--time STEPS]
+    python -m benchmarks.public_programs [ROW...] [--sources DIR] [--page FILE] [--time STEPS] [--own-sizes STEPS]
 
 The rows are those of benchmarks/public_rows.py; a ROW may have wildcards. Programs that are packages (vit-pytorch,
 x-transformers, denoising-diffusion-pytorch) have to be installed, with what they need; the others are folders in DIR,
@@ -20,6 +20,9 @@ Reported are
     islands     what PyTorch runs inside the graph
     why         why PyTorch runs the module or the islands, where it is known
     time        seconds of a step by those of PyTorch's, with --time: the median of STEPS turns, captures left out
+
+With --own-sizes no more than that is measured: the same of the rows of benchmarks/public_sizes.py, at the sizes that
+their programs train with.
 
 With --page the table is written into FILE (docs/public-programs.md), and behind it what times there are.
 """
@@ -42,6 +45,7 @@ from statistics import median
 import torch
 
 from benchmarks.public_rows import ROWS, Sources
+from benchmarks.public_sizes import SIZES
 from benchmarks.report import machine
 from ortmodule import ORTModule, explain
 from ortmodule.runtime.calls import parts
@@ -50,6 +54,8 @@ from tests.models import trial
 STEPS_OF_SHARE = 10
 LEAST = 0.9  # of calls and of work
 MOST = 1 / 0.97  # of PyTorch's time
+LEAST_STEPS, MOST_SECONDS = 4, 30.0  # of a model that is measured
+WARM, MOST_WARM = 4, 40
 HEAD = """# Public programs
 
 Made by `python -m benchmarks.public_programs --sources DIR --page docs/public-programs.md`: models of public training
@@ -104,19 +110,24 @@ def shares(row, find):
     return {"calls": calls, "work": work, "islands": islands, "why": trial.general(report.fallback or "")}
 
 
-def ratio(row, find, steps):
-    """Seconds of a step, ours by PyTorch's."""
+def ratio(row, find, steps, sizes=2):
+    """Seconds of a step: ours by PyTorch's, and PyTorch's. ``sizes``: of batches, in turns. Of long steps fewer. Steps
+    count once there were WARM in a row without a capture."""
     torch.manual_seed(0)
     eager = row.build(find).train()
-    ours, seconds = ORTModule(row.build(find).train()), {}
-    for number in range(steps + 6):
-        batch = row.batch(number % 2, torch.Generator().manual_seed(number))
+    ours, turns = ORTModule(row.build(find).train()), []
+    captures, warm, number = 0.0, 0, 0
+    while len(turns) < steps and (len(turns) < LEAST_STEPS or sum(map(sum, turns)) < MOST_SECONDS):
+        batch, seconds = row.batch(number % sizes, torch.Generator().manual_seed(number)), {}
         for module in (eager, ours) if number % 2 else (ours, eager):
             start = time.perf_counter()
             trial.step(module, batch)
-            if number >= 6:
-                seconds.setdefault(module is ours, []).append(time.perf_counter() - start)
-    return median(a / b for a, b in zip(seconds[True], seconds[False], strict=True))
+            seconds[module is ours] = time.perf_counter() - start
+        before, captures = captures, explain(ours).capture_seconds
+        number, warm = number + 1, warm + 1 if before == captures else 0
+        if warm > WARM or number > MOST_WARM:
+            turns.append((seconds[True], seconds[False]))
+    return median(a / b for a, b in turns), median(b for _, b in turns)
 
 
 def measured(name, find, steps):
@@ -128,7 +139,7 @@ def measured(name, find, steps):
         try:
             found |= shares(row, find)
             if steps:
-                found["time"] = ratio(row, find, steps)
+                found["time"], _ = ratio(row, find, steps)
         except Exception as error:
             found["state"], found["right"] = trial.WRONG, f"{type(error).__name__}: {error}"
     return found
@@ -140,7 +151,7 @@ def reached(found):
 
 def counted(rows):
     """How many are right, how many are reached, and what the others are."""
-    tried = {name: found for name, found in rows.items() if found["state"] != trial.UNBUILT}
+    tried = {name: found for name, found in rows.items() if found.get("state", trial.UNBUILT) != trial.UNBUILT}
     right = sum(found["state"] in (trial.RIGHT, trial.DOUBLE) for found in tried.values())
     inside = sum(map(reached, tried.values()))
     islands = [found["islands"] for found in tried.values() if found["islands"]]
@@ -164,7 +175,7 @@ def markdown(rows):
     lines = ["| program | model | right | calls | work | islands | why |"]
     lines.append("| --- | --- | --- | ---: | ---: | --- | --- |")
     for name, found in rows.items():
-        if found["state"] == trial.UNBUILT:
+        if found.get("state", trial.UNBUILT) == trial.UNBUILT:
             continue
         noted = found["islands"] or found["state"] == trial.WRONG or found["calls"] < LEAST
         why = found["why"] or (ROWS[name].note if noted else "")
@@ -174,6 +185,10 @@ def markdown(rows):
     return "\n".join([*lines, ""])
 
 
+def measured_where():
+    return f"{machine()['cpu']}, {torch.get_num_threads()} threads, {date.today()}"
+
+
 def timed(rows):
     """How long steps take by PyTorch's; "": no times were measured."""
     times = {name: found["time"] for name, found in rows.items() if "time" in found}
@@ -181,9 +196,8 @@ def timed(rows):
         return ""
     slow = sorted(((time, name) for name, time in times.items() if time > MOST), reverse=True)
     fast = f"at most {MOST:.2f} for {len(times) - len(slow)} of {len(times)} models"
-    where = f"{machine()['cpu']}, {torch.get_num_threads()} threads, {date.today()}"
     text = (
-        f"Seconds of a step, forward and backward, by PyTorch's, captures left out ({where}): "
+        f"Seconds of a step, forward and backward, by PyTorch's, captures left out ({measured_where()}): "
         f"{median(times.values()):.2f} in the middle, {fast}."
     )
     if slow:
@@ -192,9 +206,27 @@ def timed(rows):
     return f"\n{textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)}\n"
 
 
+def at_own_sizes(rows):
+    """The same of models at the sizes that their programs train with; "": none were measured."""
+    found = {name: rows[name]["own"] for name in SIZES if "own" in rows.get(name, {})}
+    if not found:
+        return ""
+    lines = [
+        f"Those at the sizes that their programs train with (`--own-sizes`; {measured_where()}):",
+        "",
+        "| program | sizes | PyTorch, ms a step | ours by PyTorch's | what is behind it |",
+        "| --- | --- | ---: | ---: | --- |",
+    ]
+    for name, own in found.items():
+        sizes, row = SIZES[name]
+        why = row.note if own["time"] > MOST else ""
+        lines.append(f"| {name} | {sizes} | {1e3 * own['eager']:.2f} | {own['time']:.2f} | {why or '–'} |")
+    return "\n".join(["", *lines, ""])
+
+
 def page(rows):
     """docs/public-programs.md."""
-    return f"{HEAD}\n{counted(rows)}\n\n{markdown(rows)}{timed(rows)}"
+    return f"{HEAD}\n{counted(rows)}\n\n{markdown(rows)}{timed(rows)}{at_own_sizes(rows)}"
 
 
 def main():
@@ -204,24 +236,34 @@ def main():
     parser.add_argument("--known", action="store_true", help="take what <out>.json has as it is, and run the others")
     parser.add_argument("--page", metavar="FILE", help="write the table there")
     parser.add_argument("--time", type=int, default=0, metavar="STEPS", help="measure so many")
+    parser.add_argument("--own-sizes", type=int, default=0, metavar="STEPS", help="so many, at the programs' own sizes")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", default="results/public-programs")
     args = parser.parse_args()
     names = [n for n in ROWS if not args.rows or any(fnmatch.fnmatch(n, pattern) for pattern in args.rows)]
     if not names:
         parser.error(f"no row is called {' '.join(args.rows)}")
+    if args.own_sizes:
+        names = [name for name in names if name in SIZES]
     # Steps are too short for a second graph to pay, or for parts of islands.
     os.environ.setdefault("ORTMODULE_CAPTURE_SHARE", "inf")
-    parts.LEAST_CALLS, parts.LEAST_SECONDS = 1, 0.0
+    if not args.own_sizes:
+        parts.LEAST_CALLS, parts.LEAST_SECONDS = 1, 0.0
     logging.getLogger("ortmodule").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(args.threads)
     path, rows = Path(f"{args.out}.json"), {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    if (args.rows or args.known) and path.exists():  # the others are as they were
+    if (args.rows or args.known or args.own_sizes) and path.exists():  # the others are as they were
         rows = json.loads(path.read_text())
-    for name in (each for each in names if not (args.known and each in rows)):
-        found = rows[name] = measured(name, Sources(args.sources), args.time)
+    for name in names if args.own_sizes else ():
+        time, eager = ratio(SIZES[name][1], Sources(args.sources), args.own_sizes, 1)
+        rows.setdefault(name, {})["own"] = {"time": time, "eager": eager}
+        print(f"{name}: {time:.2f} of {1e3 * eager:.2f} ms", flush=True)
+        path.write_text(json.dumps(rows, indent=1))
+    for name in (each for each in names if not (args.own_sizes or (args.known and each in rows))):
+        own = {key: rows[name][key] for key in ("own",) if key in rows.get(name, {})}
+        found = rows[name] = measured(name, Sources(args.sources), args.time) | own
         said = ""
         if "calls" in found:
             said = " ".join([f"{found['calls']:.0%}", f"{found['work']:.0%}", *found["islands"], found["why"]])
@@ -231,8 +273,8 @@ def main():
         path.write_text(json.dumps(rows, indent=1))
     if args.page:
         Path(args.page).write_text(page(rows))
-    print(dict(Counter(found["state"] for found in rows.values())))
-    sys.exit(any(found["state"] == trial.WRONG for found in rows.values()))
+    print(dict(Counter(found.get("state", "") for found in rows.values())))
+    sys.exit(any(found.get("state") == trial.WRONG for found in rows.values()))
 
 
 if __name__ == "__main__":

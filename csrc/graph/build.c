@@ -148,10 +148,11 @@ static tensor constant_tensor(const value *v) {
     return t;
 }
 
-/* Bytes of results that may still be folded. */
-static int64_t fold_room(graph *g) {
+/* May results of so many bytes be folded? Small ones always; what the machine has is read for others, which takes long. */
+static bool has_room(graph *g, int64_t bytes) {
+    if (bytes <= FOLD_SMALL) return true;
     if (!g->fold_most) g->fold_most = least(FOLD_BYTES_ALL, (int64_t)(memory_limits_now().most / FOLD_SHARE));
-    return most(g->fold_most - g->folded, FOLD_SMALL);
+    return bytes <= FOLD_BYTES && bytes <= g->fold_most - g->folded;
 }
 
 status graph_check_table(graph *g, int64_t count, size_t size) {
@@ -169,7 +170,7 @@ static bool foldable(graph *g, const node *n) {
     for (int i = 0; i < n->n_in; i++)
         if (n->in[i] && !n->in[i]->data) return false;
     for (int i = 0; i < n->n_out; i++) bytes = size_add(bytes, value_bytes(n->out[i]));
-    return bytes <= FOLD_BYTES && bytes <= fold_room(g);
+    return has_room(g, bytes);
 }
 
 /* Runs the node's own kernel on its constant operands: its outputs become constants. */

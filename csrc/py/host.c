@@ -1,6 +1,7 @@
 /* host.c -- nodes that Python runs: the engine's call becomes a method call on an object of Python's.
  *
- * Tensors that Python gets own their memory, since autograd and user code may keep them; what it returns is copied. */
+ * Tensors that Python gets own their memory, since autograd and user code may keep them; what it returns is copied.
+ * Operators that write into none of their operands get the run's inputs as they are. */
 #include "py/host.h"
 
 #include "cuda/host/driver.h"
@@ -96,7 +97,34 @@ static PyObject *new_operand(const python_host *self, const call *k, const tenso
     return made;
 }
 
-static status copy_operand(const python_host *self, ctx *c, const call *k, int i, PyObject **out) {
+/* Does this node take the run's inputs without copies? */
+static bool is_shared(const python_host *self, const call *k) {
+    PyObject *shared = self->inputs ? PyObject_GetAttrString(self->object, "shared") : NULL;
+    PyObject *number = shared ? PyLong_FromLongLong(node_int(k->node, "number")) : NULL;
+    const bool found = number && PySequence_Contains(shared, number) == 1;
+
+    PyErr_Clear();
+    Py_XDECREF(number);
+    Py_XDECREF(shared);
+    return found;
+}
+
+/* The run's input that an operand is, apart from autograd; NULL: it is none. */
+static PyObject *input_for(const python_host *self, const tensor *t) {
+    for (int i = 0; tensor_count(t) && i < self->n_inputs; i++) {
+        void *memory;
+        if (self->at[i] != t->data) continue;
+        PyObject *input = PySequence_GetItem(self->inputs, i), *found = NULL;
+        if (input && tensor_address(input, ON_CPU, t->type, &t->shape, "input", i, &memory) == 0)
+            found = PyObject_CallMethod(input, "detach", NULL);
+        PyErr_Clear(); /* another view of that memory */
+        Py_XDECREF(input);
+        if (found) return found;
+    }
+    return NULL;
+}
+
+static status copy_operand(const python_host *self, ctx *c, const call *k, int i, bool shared, PyObject **out) {
     const tensor *t = &k->in[i];
     void *memory;
 
@@ -104,6 +132,7 @@ static status copy_operand(const python_host *self, ctx *c, const call *k, int i
         *out = Py_NewRef(Py_None);
         return OK;
     }
+    if (shared && (*out = input_for(self, t))) return OK;
     if (!(*out = new_operand(self, k, t))) return failed(c);
     if (tensor_address(*out, device_of(k), t->type, &t->shape, "operand", i, &memory) < 0) return failed(c);
     return copy(c, k, memory, t->data, (size_t)tensor_count(t) * dtype_size(t->type));
@@ -111,10 +140,12 @@ static status copy_operand(const python_host *self, ctx *c, const call *k, int i
 
 /* *out: copies of the first `count` operands; None for one that is absent. */
 static status copies(const python_host *self, ctx *c, const call *k, int count, PyObject **out) {
+    const bool shared = is_shared(self, k);
+
     if (!(*out = PyList_New(count))) return failed(c);
     for (int i = 0; i < count; i++) {
         PyObject *operand = NULL;
-        status s = copy_operand(self, c, k, i, &operand);
+        status s = copy_operand(self, c, k, i, shared, &operand);
         if (s != OK) {
             Py_XDECREF(operand);
             return s;
@@ -195,5 +226,7 @@ const host *python_host_init(python_host *self, PyObject *object) {
     if (!object || object == Py_None) return NULL;
     self->functions = (host){host_ask, host_run};
     self->object = object;
+    self->inputs = NULL;
+    self->n_inputs = 0;
     return &self->functions;
 }

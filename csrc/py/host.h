@@ -8,6 +8,9 @@
 typedef struct python_host {
     host functions;   /* first: the engine's pointer is one to all of it */
     PyObject *object; /* borrowed: has the methods ask, forward and backward (ortmodule/host/host_node.py) */
+    PyObject *inputs; /* of a forward on the CPU, borrowed, or NULL: nodes that are `shared` get these, not copies */
+    void *const *at;  /* where they lie */
+    int n_inputs;
 } python_host;
 
 /* NULL, for no host, when `object` is NULL or None. */

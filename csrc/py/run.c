@@ -188,6 +188,11 @@ PyObject *plan_forward(PyObject *object, PyObject *args, PyObject *kwargs) {
         r.memory[AT_OUTPUT] = out.list;
         r.memory[AT_WRITE] = written.list;
         r.seed = seed;
+        if (r.host && self->device == ON_CPU) {
+            from_python.inputs = inputs;
+            from_python.at = in.list;
+            from_python.n_inputs = plan_model_inputs(p);
+        }
         if (run_range(self, way, &r, 0, p->n_forward, &e) == OK) result = Py_NewRef(Py_None);
         else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
     }

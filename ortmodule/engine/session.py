@@ -181,6 +181,8 @@ class Run:
         self.room = plan.take_room() if plan.offload_bytes else None
         if calls is not None:
             calls.device = gpu
+            if plan.writes:  # what forward changes is another tensor's memory for autograd
+                calls.shared = frozenset()
         self.writes: dict[int, torch.Tensor] = {}
         self._arena: torch.Tensor | None
         how: tuple[Any, ...] = ()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,9 @@ Result = tuple[str, tuple[int, ...]]
 Spec = Result | tuple[str, tuple[int, ...], int]
 
 
+_AS_THEY_ARE: AbstractContextManager[None] = nullcontext()
+
+
 @dataclass
 class Modes:
     """Grad mode and autocast at a place in forward."""
@@ -45,8 +48,14 @@ class Modes:
     def now() -> Modes:
         return Modes(torch.is_grad_enabled(), devices.autocast())
 
+    def set(self) -> AbstractContextManager[None]:
+        """Inside, they are as they were there."""
+        if torch.is_grad_enabled() == self.grad and devices.autocast() == self.autocast:
+            return _AS_THEY_ARE
+        return self._changed()
+
     @contextmanager
-    def set(self) -> Iterator[None]:
+    def _changed(self) -> Iterator[None]:
         with torch.set_grad_enabled(self.grad), devices.autocast_as(self.autocast):
             yield
 
@@ -113,9 +122,22 @@ class Node:
             if inputs[number].is_leaf:  # of another one autograd would know more than this function
                 given[i] = inputs[number]
         leaves = [t.requires_grad_() if need else t for t, need in zip(given, self.needs, strict=True)]
+        if not self.clones:
+            return leaves, self._operators(leaves) or self.call(leaves, generators=generators)
         with self.modes.set():
-            passed = [with_attributes(t.clone(), t) if self.clones and t.requires_grad else t for t in leaves]
+            passed = [with_attributes(t.clone(), t) if t.requires_grad else t for t in leaves]
         return leaves, self.call(passed, generators=generators)
+
+    def _operators(self, passed: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """As :meth:`call` of operators that change none of their operands, and have run before; None: it is not that.
+        Their results are lists of tensors of their own."""
+        if self.kind != "aten" or self.result is None:
+            return None
+        with self.modes.set():
+            found: list[torch.Tensor] = self.function(*passed)
+        if any(type(t) is not torch.Tensor for t in found):
+            raise Disagrees(f"{self.name} returns another kind of result than before")
+        return found
 
     def call(
         self, passed: Sequence[torch.Tensor], held: Sequence[Any] | None = None, returned: list[Any] | None = None,
@@ -310,6 +332,8 @@ class Known:
         self.rules: dict[int, _Rule | None] = {}
         self.none: dict[int, frozenset[int]] = {}  # operands that get no gradient
         self.plans: list[dict] = []  # what was planned with it
+        #: Operators that change none of their operands: they get the run's inputs, and not copies of these.
+        self.shared = frozenset(i for i, node in enumerate(nodes) if node.kind == "aten" and not node.clones)
         self._lock = threading.Lock()
 
     def learn(self, number: int, operands: tuple[Spec, ...], results: tuple[Result, ...]) -> None:
@@ -361,7 +385,7 @@ class Calls:
     """The nodes of one run: the object that the engine calls (csrc/py/host.c)."""
 
     def __init__(self, known: Known) -> None:
-        self.known = known
+        self.known, self.shared = known, known.shared
         self.done: dict[int, _Done] = {}
         self.grads: dict[int, dict[int, torch.Tensor | None]] = {}
         self.keep = False  # another backward may follow

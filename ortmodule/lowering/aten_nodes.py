@@ -202,6 +202,8 @@ class _Program:
     def __init__(self, members: Sequence[TracedNode]) -> None:
         self.operands: list[TracedValue] = []
         self.steps: list[tuple[Callable, list[int], list[int]]] = []
+        self._given: list[int] = []  # places of the operands
+        self._fixed: dict[int, Any] = {}  # constants, by place
         self._places: dict[int, int] = {}
         self._outline: list[tuple[str, list[int], list[int]]] = []
         self._constants: list[Any] = []
@@ -213,7 +215,10 @@ class _Program:
         results = []
         for value in node.outputs():
             results.append(self._places.setdefault(value.unique(), len(self._places)))
-        self.steps.append((_function(node), places, results))
+        if node.kind() == "prim::Constant":
+            self._fixed[results[0]] = node.output().toIValue()
+        else:
+            self.steps.append((_function(node), places, results))
         self._outline.append((node.kind(), places, results))
         if node.kind() == "prim::Constant":
             self._constants.append(node.output().toIValue())
@@ -223,7 +228,7 @@ class _Program:
             if is_tensor(value) and value.node().kind() != "prim::Constant":
                 self.operands.append(value)
                 self._places[value.unique()] = len(self._places)
-                self.steps.append((_operand(len(self.operands) - 1), [], [self._places[value.unique()]]))
+                self._given.append(self._places[value.unique()])
             else:
                 self._add(value.node())
         return self._places[value.unique()]
@@ -242,10 +247,17 @@ class _Program:
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         values: list[Any] = [None] * self._size
+        for place, constant in self._fixed.items():
+            values[place] = constant
+        for place, tensor in zip(self._given, tensors, strict=True):
+            values[place] = tensor
         for function, places, results in self.steps:
-            found = function(tensors, [values[i] for i in places])
-            for place, value in zip(results, found if len(results) != 1 else (found,), strict=True):
-                values[place] = value
+            found = function(*[values[i] for i in places])
+            if len(results) == 1:
+                values[results[0]] = found
+            else:
+                for place, value in zip(results, found, strict=True):
+                    values[place] = value
         return _each_its_own([values[i] for i in self.results], tensors)
 
 
@@ -266,10 +278,6 @@ def _same_argument(a: Any, b: Any) -> bool:
     return type(a) is type(b) and repr(a) == repr(b)  # NaN is NaN
 
 
-def _operand(i: int) -> Callable:
-    return lambda tensors, values: tensors[i]
-
-
 _PLAIN: dict[str, Callable] = {
     "prim::ListConstruct": lambda *values: list(values),
     "prim::TupleConstruct": lambda *values: tuple(values),
@@ -287,25 +295,23 @@ _PLAIN: dict[str, Callable] = {
 
 
 def _function(node: TracedNode) -> Callable:
-    """What a node does, as a function of (operands, inputs)."""
+    """What a node does, as a function of its inputs."""
     kind = node.kind()
-    if kind == "prim::Constant":
-        constant = node.output().toIValue()
-        return lambda tensors, values: constant
     if kind in _PLAIN:
-        plain = _PLAIN[kind]
-        return lambda tensors, values: plain(*values)
+        return _PLAIN[kind]
     try:
         schema = parse_schema(node.schema())
         packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
         operator = getattr(packet, schema.overload_name or "default", packet)
     except (RuntimeError, AttributeError):
         raise NotTraceable(f"{kind} is no operator that can be called alone") from None
-    names = [argument.name if argument.kwarg_only else None for argument in schema.arguments]
+    by_name = [argument.name for argument in schema.arguments if argument.kwarg_only]
+    count = len(schema.arguments) - len(by_name)  # those stand behind the others
+    if not by_name:
+        return operator
 
-    def call(tensors: Sequence[torch.Tensor], values: list) -> Any:
-        pairs = list(zip(names, values, strict=True))
-        return operator(*[v for name, v in pairs if name is None], **{name: v for name, v in pairs if name})
+    def call(*values: Any) -> Any:
+        return operator(*values[:count], **dict(zip(by_name, values[count:], strict=True)))
 
     return call
 

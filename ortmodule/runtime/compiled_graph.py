@@ -274,6 +274,11 @@ class CompiledGraph:
         guards = self.guards
         return guards.held if epoch == guards.epoch else guards.hold(epoch)
 
+    @property
+    def depends_on_more(self) -> bool:
+        """Is :meth:`fits` about more than sizes and what a watch of the module sees?"""
+        return self.lengths is not None or bool(self.capture.fixed) or self.capture.trace.facts is not None
+
     def fits_facts(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Do inputs lie in memory as it needs them, and have they the attributes that it rests on?"""
         needed = self.capture.trace.facts

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from ortmodule.core.errors import (
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
 from ortmodule.core.objects.dispatchers import dispatcher_of
-from ortmodule.core.structures import tokens as pytree_tokens
+from ortmodule.core.structures.tokens import TENSOR
 from ortmodule.core.torch_private import (
     KEEPS,
     PARAMETRIZE,
@@ -59,10 +59,12 @@ from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime.attachments import Attachments
 from ortmodule.runtime.calls import call_differences, capture_budget
 from ortmodule.runtime.calls.capture_budget import Budget, Variant
-from ortmodule.runtime.calls.changing_numbers import Changing, lifted, note
+from ortmodule.runtime.calls.changing_numbers import note, with_changing_numbers
 from ortmodule.runtime.calls.held_arguments import taken_from_module
+from ortmodule.runtime.calls.known_waits import KnownWaits, found_of, waits_for, with_found
 from ortmodule.runtime.calls.module_state import ModuleState, ModuleStates
 from ortmodule.runtime.calls.parts import Inner, parted
+from ortmodule.runtime.calls.plain_arguments import CONSTANTS
 from ortmodule.runtime.calls.reruns import Reruns
 from ortmodule.runtime.calls.usage import Usage
 from ortmodule.runtime.compiled_graph import ASSIGNED, OWN, Call, CompiledGraph
@@ -70,9 +72,7 @@ from ortmodule.runtime.compiler import Compiler
 from ortmodule.triton_kernels.use import TritonUse
 
 _NOTHING = object()
-#: Structures of arguments that are remembered, and the types of arguments that are compared by value.
-MOST_STRUCTURES = 1024
-_NUMBERS = (bool, int, str, type(None))
+MOST_STRUCTURES = 1024  # of arguments that are remembered
 _structures: dict[tuple, pytree.Structure] = {}
 TRANSFORMED = (
     "PyTorch runs calls of this module inside of torch.func transforms and forward-mode differentiation, which look at "
@@ -94,7 +94,7 @@ class Dispatcher:
         self.fallback = Fallback(config.fallback_policy, config.fallback_retry, self.log, silent, config.strict)
         self.usage = Usage(module, self.fallback.bypassed)
         self.budget = Budget(config.capture_share, self.fallback.allows(Cause.TORCH_MODEL), self.log)
-        self.reruns = Reruns()
+        self.reruns, self.known_waits = Reruns(), KnownWaits()
         self.graphs: dict[tuple, list[CompiledGraph]] = {}
         #: What stands in place of the wrapper's forward; the same as a function of the module's, which is captured; and
         #: as the script has given it.
@@ -141,6 +141,7 @@ class Dispatcher:
             if forward is not self.assigned_forward:
                 self.assigned_forward, self._names, self.latest = forward, {}, None
                 self.states, self.graphs, self.fallback.refused = ModuleStates(self.module), {}, {}
+                self.known_waits = KnownWaits()
                 self.budget = Budget(self.config.capture_share, self.fallback.allows(Cause.TORCH_MODEL), self.log)
 
     def call_assigned(self, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -188,6 +189,10 @@ class Dispatcher:
         if self.fallback.forcing and self.fallback.forced():
             self.usage.pytorch += 1
             return self.in_pytorch(which)(*args, **kwargs)
+        if self.known_waits.known and which == OWN and not self.reruns.calls:
+            known = self.known_waits.look(args, kwargs, self.state, self.budget)
+            if known is not None:
+                return self._in_pytorch_again(known, args, kwargs)
         reason: BaseException
         try:
             return self._in_engine(args, kwargs, which)
@@ -205,11 +210,23 @@ class Dispatcher:
             finish, reason.finish = reason.finish, None
             self.fallback.done(reason)
             return finish()
+        found, reason.found = reason.found, None
         # An error of the caller's is PyTorch's to report, and no reason to give up on such calls.
         with self.reruns.noting(reason.inputs if isinstance(reason, Waits) else None):
             forward = functools.partial(self._forward_around_units, which, reason)
             result = self.budget.in_pytorch(forward, args, kwargs, reason)
         self.fallback.done(reason)
+        if which == OWN and found is not None:
+            self.known_waits.add(args, kwargs, found)
+        return result
+
+    def _in_pytorch_again(self, reason: NotInEngine, args: tuple, kwargs: dict[str, Any]) -> Any:
+        self.usage.pytorch += 1
+        forward: Callable = self.module.forward
+        if self.parts.may_be_of_whole(reason):
+            forward = functools.partial(self._forward_around_units, OWN, reason)
+        result = self.budget.in_pytorch(forward, args, kwargs, reason)
+        self.fallback.reason = reason.reason
         return result
 
     def _aside(self, args: tuple, kwargs: dict[str, Any], which: str) -> Any:
@@ -236,7 +253,7 @@ class Dispatcher:
             raise Waits(None, "there was no graph for it in forward, and backward computes it again", "")
         if (
             state.tree.caches.changing and call.key not in self.graphs
-            and (other := self._with_changing_numbers(call)) is not None
+            and (other := with_changing_numbers(call)) is not None
         ):  # fmt: skip
             changing, same = other
             try:
@@ -278,33 +295,20 @@ class Dispatcher:
                             return graph, call
             raise DoesNotHold("what it does at its own sizes shows only when all of it is traced at once")
 
-    def _with_changing_numbers(self, call: Call) -> tuple[Changing, Call] | None:
-        """The call with its changing numbers as tensors, where such a call came before with others."""
-        if not (numbers := call.arguments.numbers()):
-            return None
-        changing = call.state.tree.caches.changing.get((call.arguments.without_numbers(), call.key[1:]))
-        if changing is None or changing.refused:
-            return None
-        changing.look(numbers)
-        if changing.refused or not changing.changed:
-            return None
-        inputs, arguments = lifted(call.arguments, call.inputs[: call.count], changing)
-        return changing, Call(call.forward, call.which, call.state, arguments, inputs, call.given)
-
     def _run_call(self, call: Call) -> Any:
         refusal = None
         if self.fallback.refused:
             refusal = self.fallback.refusal(call.state.epoch, call.key, (call.key, call.shapes))
             if refusal is not None and not isinstance(refusal, NoOtherGraph):
-                raise refusal
-        tried = list(self.graphs.get(call.key, ()))
-        result, part, misses = self._known(call)
+                raise with_found(refusal, call, self.fallback.refused)
+        tried = tuple(self.graphs.get(call.key, ()))
+        result, part, misses = self._known(call, tried)
         if result is _NOTHING:
             if refusal is not None:
-                raise refusal
+                raise refusal if tried else with_found(refusal, call, self.fallback.refused)
             with self._lock:
-                if tried != self.graphs.get(call.key, []):  # another thread may have captured it
-                    result, now, misses = self._known(call)
+                if tried != (others := tuple(self.graphs.get(call.key, ()))):  # another thread may have captured it
+                    result, now, misses = self._known(call, others)
                     part = max(part, now)
                 if result is _NOTHING:
                     result = self._captured(call, part, misses)
@@ -357,12 +361,12 @@ class Dispatcher:
                 self.graphs, self.fallback.refused = state.tree.caches.graphs, state.tree.caches.refused
         return state
 
-    def _known(self, call: Call) -> tuple[Any, int, list[DoesNotHold] | None]:
-        """The result of a graph that holds for ``call``, or _NOTHING; how much of the batch to capture it on; why
-        graphs that have run did not hold, or None where some have not run that may."""
+    def _known(self, call: Call, graphs: Sequence[CompiledGraph]) -> tuple[Any, int, list[DoesNotHold] | None]:
+        """The result of one of ``graphs``, those of its key, that holds for ``call``, or _NOTHING; how much of it
+        to capture on; why graphs that have run did not hold, or None where some have not run that may."""
         part, skipped = SMALL, False
         misses: list[DoesNotHold] = []
-        for origin in tuple(self.graphs.get(call.key, ())):
+        for origin in graphs:
             if origin.variant.wasted and not (self.budget.may_waste(origin.variant) or in_backward()):
                 skipped = True
                 continue
@@ -383,20 +387,22 @@ class Dispatcher:
                     if (result := self._run(graph, call)) is not _NOTHING:
                         return result, part, misses
                 except DoesNotHold as reason:
-                    misses.append(reason)
+                    misses.append(reason.with_traceback(None))  # whose frames hold the list
                     self.log.debug(str(reason))
         return _NOTHING, part, None if skipped else misses
 
     def _variant(self, call: Call, misses: list[DoesNotHold] | None) -> Variant:
         """The one that ``call`` is of, which is to be captured now; raises Waits otherwise."""
         graphs = self.graphs.get(call.key, ())
-        others = [key for key, found in self.graphs.items() if found and key != call.key]
         seen = [] if misses is None else misses
-        variant = self.budget.variant(
-            (call.key, None) if misses is None else call_differences.split(call, graphs, seen),
-            lambda: call_differences.describe(call, graphs, seen, others),
-            sum(t.numel() for t in call.inputs),
-        )
+        key = (call.key, None) if misses is None else call_differences.split(call, graphs, seen)
+        if (variant := self.budget.known_variant(key)) is None:
+            others = [other for other, found in self.graphs.items() if found and other != call.key]
+            variant = self.budget.variant(
+                key,
+                lambda: call_differences.describe(call, graphs, seen, others),
+                sum(t.numel() for t in call.inputs),
+            )
         try:
             if misses is None:
                 raise self.budget.unknown(variant)
@@ -404,6 +410,8 @@ class Dispatcher:
             self.budget.ask(variant, call.mode, must=in_backward())
         except Waits as reason:
             reason.inputs = call.inputs[: call.count]
+            if not seen:
+                reason.found = found_of(call, reason, graphs, bool(graphs), key, misses is None)
             raise
         return variant
 
@@ -411,12 +419,12 @@ class Dispatcher:
         """The result of a graph that is made for ``call``. Raises Waits where that is not to be made now."""
         note(call.tree.caches.changing, call.arguments, call.key[1:])
         if call.waits:
-            raise self._waits(call, "forward keeps a table for each size, and none for these yet")
+            raise waits_for(call, "forward keeps a table for each size, and none for these yet")
         variant = self._variant(call, misses)
         while True:
             try:
                 call.tree.may_keep = not self.fallback.strict and not in_backward()
-                call.tree.may_fill = call.tree.may_keep and self._may_fill(call.tree)
+                call.tree.may_fill = call.tree.may_keep and call.tree.fills < MOST_CALLS and self.budget.bounded
                 made = self._compiled(call, part, variant)
             except FillsCache as reason:
                 self.budget.discard(variant)
@@ -445,32 +453,25 @@ class Dispatcher:
                     raise NoOtherGraph(Cause.TORCH_MODEL, text, call.key) from None
                 part += 1
 
-    def _may_fill(self, tree: Tree) -> bool:
-        """May PyTorch run a call that fills a cache, so that a later one is captured?"""
-        return tree.fills < MOST_CALLS and self.budget.bounded
-
     def _fills(self, call: Call, reason: FillsCache) -> Waits:
         if not (reason.tables or reason.refused):
             call.tree.fill(reason.slots, reason.numbers, call.shapes[: call.count])
         call.tree.keep(reason.tables, reason.refused, call.shapes[: call.count])
         self.states.forget()
         self.log.info(str(reason))
-        return self._waits(call, str(reason))
-
-    def _waits(self, call: Call, reason: str) -> Waits:
-        waits: Waits[Variant] = Waits(None, reason, "")
-        waits.inputs = call.inputs[: call.count]
-        return waits
+        return waits_for(call, str(reason))
 
     def _compiled(self, call: Call, part: int, variant: Variant) -> CompiledGraph:
         """A new graph, of this variant. Raises NotInEngine, and CallsOwn."""
         self._looks_for_own = call.which == ASSIGNED
+        self.known_waits.clear()
         try:
             with self.budget.capturing(variant):
                 made = self.compiler.compile(call, part)
         finally:
             self._looks_for_own = False
         made.count_for(variant)
+        self.known_waits.add_captured(call.given)
         self._make_room(made)
         return made
 
@@ -564,7 +565,7 @@ for _method in (Dispatcher.__call__, Dispatcher.call_assigned):
 
 
 def _flattened(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], pytree.Structure]:
-    """``pytree.flatten((args, kwargs))``, in one step where all are plain tensors, numbers, text or None.
+    """``pytree.flatten((args, kwargs))``, in one step where all are plain.
 
     Raises NotInEngine for a value that a graph cannot take in.
     """
@@ -574,8 +575,8 @@ def _flattened(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor],
         cls = type(value)
         if cls is torch.Tensor and value.layout is torch.strided and not (value.is_neg() or value.is_quantized):
             tensors.append(value)
-            tokens.append(pytree_tokens.TENSOR)
-        elif cls in _NUMBERS:
+            tokens.append(TENSOR)
+        elif cls in CONSTANTS:
             tokens.append((cls, value))
         else:
             break

@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule, explain
-from ortmodule.lowering.aten_nodes import _each_its_own
+from ortmodule.core import devices, pytree
+from ortmodule.core.errors import Disagrees
+from ortmodule.host.host_node import Calls, Known, Modes, Node
+from ortmodule.lowering.aten_nodes import _each_its_own, _Program
 
 
 class Between(nn.Module):
@@ -194,3 +197,69 @@ def test_an_operator_that_changes_its_operand():
             results.append([result, *[p.grad for p in module.parameters()]])
         torch.testing.assert_close(*results)
     assert explain(ours).captured, explain(ours).fallback
+
+
+class Solves(nn.Module):
+    """PyTorch solves a system with a parameter, which its backward needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix, self.linear = nn.Parameter(torch.eye(6) * 3), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return torch.linalg.solve(self.matrix, self.linear(x).mT).sum()
+
+
+def test_inputs_of_the_graph_are_not_copied(monkeypatch):
+    """Operators get parameters as they are, and what the graph computes as copies of it."""
+    own, given = _Program.__call__, []
+    monkeypatch.setattr(_Program, "__call__", lambda self, *t: (given.extend(t), own(self, *t))[1])
+    module = ORTModule(Solves())
+    for _ in range(2):
+        given.clear()
+        module(torch.randn(3, 6)).backward()
+    assert [t.data_ptr() == module.matrix.data_ptr() for t in given].count(True) == 1 and len(given) == 2
+    assert module.matrix.grad is not None and all(t.requires_grad for t in given)
+
+
+def test_a_parameter_that_changes_before_backward():
+    """PyTorch's own error, not gradients of something else."""
+    for module in (Solves(), ORTModule(Solves())):
+        for _ in range(2):
+            loss = module(torch.randn(3, 6))
+            with torch.no_grad():
+                module.matrix.add_(1)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+
+
+def test_what_is_changed_in_place_is_a_copy():
+    known = Known([_node("aten::add_"), _node("aten::add")])
+    assert known.shared == {1} and Calls(known).shared == {1}
+
+
+def _node(name):
+    arguments = pytree.flatten(((torch.empty(0),), {}))[1]
+    modes = Modes(True, devices.autocast_off())
+    return Node("aten", name, _Program, arguments, [0], [True], frozenset(), modes, clones=name.endswith("_"))
+
+
+def test_another_kind_of_result_is_noticed():
+    node = _node("aten::add")
+    node.function = lambda x: [x + 1]
+    for _ in range(2):
+        (result,) = node.run([torch.zeros(2)])[1]
+        assert result.tolist() == [1, 1] and result.requires_grad
+    node.function = lambda x: [None]
+    with pytest.raises(Disagrees, match="another kind of result"):
+        node.run([torch.zeros(2)])
+
+
+def test_modes_are_those_of_the_trace():
+    modes = Modes(True, devices.autocast_off())
+    with modes.set():
+        assert torch.is_grad_enabled()
+    with torch.no_grad(), torch.autocast("cpu"):
+        with modes.set():
+            assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+        assert not torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")

@@ -18,6 +18,7 @@ from benchmarks import (
     predicted,
     public_programs,
     public_rows,
+    public_sizes,
     report,
     rows,
     train,
@@ -307,15 +308,58 @@ def test_times_of_public_programs():
     assert public_programs.timed({"d: D": {}}) == ""
 
 
+def test_programs_at_their_own_sizes(tmp_path, monkeypatch):
+    """They are measured by themselves, and stand in a table of the page; what was measured before is kept."""
+    batch = public_rows.images("input", 3)
+    row = public_rows.Row("script", "Net", lambda find: Twice(), batch, note="it is small")
+    before = {"script: Net": {"state": public_programs.trial.UNBUILT}}
+    monkeypatch.setattr(public_programs, "ROWS", {"script: Net": row, "other: Net": row})
+    monkeypatch.setattr(public_programs, "SIZES", {"script: Net": ("two rows", row)})
+    (tmp_path / "out.json").write_text(json.dumps(before))
+    where = ["--own-sizes", "3", "--out", str(tmp_path / "out"), "--page", str(tmp_path / "page")]
+    monkeypatch.setattr(sys, "argv", ["public_programs", *where])
+    threads = torch.get_num_threads()
+    try:
+        with pytest.raises(SystemExit):
+            public_programs.main()
+    finally:
+        torch.set_num_threads(threads)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found.keys() == {"script: Net"} and found["script: Net"]["state"] == public_programs.trial.UNBUILT
+    assert found["script: Net"]["own"]["time"] > 0 and found["script: Net"]["own"]["eager"] > 0
+    assert "\n| script: Net | two rows | " in (tmp_path / "page").read_text()
+    found["script: Net"]["own"]["time"] = 1.5
+    assert public_programs.at_own_sizes(found).rstrip().endswith("| 1.50 | it is small |")
+    assert public_programs.at_own_sizes(before) == ""
+
+
+class Twice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, input):
+        return self.linear(input) * 2
+
+
+def test_rows_at_their_own_sizes_are_rows():
+    assert public_sizes.SIZES.keys() <= public_rows.ROWS.keys()
+    for name, (said, row) in public_sizes.SIZES.items():
+        assert name == f"{row.program}: {row.model}" and said
+    citations = public_sizes.SIZES["pygcn: GCN"][1].batch(0, torch.Generator().manual_seed(0))
+    assert citations["x"].shape == (2708, 1433) and citations["adj"].layout is torch.sparse_coo
+    torch.testing.assert_close(citations["adj"].to_dense().sum(1), torch.ones(2708))
+
+
 def test_the_page_of_public_programs():
     """It has rows that there are, as they are, each once, and counts what it has."""
     groups = public_rows.VITS, public_rows.TRANSFORMERS, public_rows.DIFFUSION, public_rows.FILES
     assert len(public_rows.ROWS) == sum(map(len, groups)), "two rows have one name"
     page = Path("docs/public-programs.md").read_text()
     assert page.startswith(public_programs.HEAD)
-    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")][
-        2:
-    ]
+    first, *_ = page.split("\n\nSeconds of a step")
+    lines = [line for line in first.splitlines() if line.startswith("| ")][2:]
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     names = [f"{program}: {model}" for program, model, *_ in table]
     assert names == [name for name in public_rows.ROWS if name in names]
     right = sum(cells[2].startswith("right") for cells in table)

@@ -6,7 +6,7 @@
  *
  * cols is made in scratch memory, a chunk at a time: whole images while they are small, rows of one image when they are
  * large. Adding dcols back to the pixels they came from gives dx. A 1x1 convolution's cols is x itself, so nothing is
- * copied. With very few output channels a product has too few rows to be worth making columns for: there each kernel
+ * copied, but for images of very few pixels, which are put side by side: a product of so few columns is slow. With very few output channels a product has too few rows to be worth making columns for: there each kernel
  * element is one scaled addition of a shifted image. Every sum has a fixed order, whatever the number of threads. */
 #include <string.h>
 
@@ -16,7 +16,7 @@
 #include "gemm/gemm.h"
 #include "ops/spatial/conv_products.h"
 
-enum { CHUNK_BYTES = 2 << 20, CHUNK_PIXELS = 256, FEW_CHANNELS = 8 };
+enum { CHUNK_BYTES = 2 << 20, CHUNK_PIXELS = 256, FEW_CHANNELS = 8, FEW_PIXELS = 16, TOGETHER = 16 };
 
 /* --- how the work is cut ------------------------------------------------------------------------------------------ */
 
@@ -76,6 +76,11 @@ static bool few_channels(const conv *v) {
 
 /* Columns of single elements are x itself; but where images are small, one product over several of them is better. */
 static bool is_copy_free(const conv *v) { return conv_is_pointwise(v) && volume(v->w.out) >= CHUNK_PIXELS; }
+
+/* Is a 1x1 convolution one product over several images, which takes copies of x and y? */
+static bool is_together(const conv *v) {
+    return conv_is_pointwise(v) && volume(v->w.out) < FEW_PIXELS && v->images > 1;
+}
 
 size_t conv_scratch(const conv *v) {
     if (is_copy_free(v) || few_channels(v)) return 0;
@@ -261,6 +266,106 @@ static void weight_product(const chunk *k, columns cols, const void *dy, void *d
     gemm_run(&g);
 }
 
+/* --- 1x1 over images of few pixels --------------------------------------------------------------------------------- */
+
+/* Images of `channels`, [images, channels, plane] in `apart`, and [channels, images, plane] in `wide`. */
+typedef struct together {
+    void *apart, *wide;
+    int64_t images, channels, plane;
+    bool add; /* to what lies apart */
+} together;
+
+#define TEMPLATE "ops/spatial/conv_together.h"
+#include "ops/pointwise/float_and_double.h"
+
+static void put_together(const chunk *k, const void *images, int64_t channels, void *wide) {
+    const int64_t plane = volume(k->v->w.out);
+    together t = {at(images, k->image * channels * plane, k->v->type), wide, k->images, channels, plane, false};
+    parallel_for(channels, parallel_rows(t.images * plane),
+                 k->v->type == F64 ? put_together_double : put_together_float, &t);
+}
+
+static void take_apart(const chunk *k, void *wide, int64_t channels, void *images, bool add) {
+    const int64_t plane = volume(k->v->w.out);
+    together t = {at(images, k->image * channels * plane, k->v->type), wide, k->images, channels, plane, add};
+    parallel_for(channels, parallel_rows(t.images * plane), k->v->type == F64 ? take_apart_double : take_apart_float,
+                 &t);
+}
+
+/* y = w x, or x = w' y, for each group; all images of the chunk are one matrix. */
+static void product_together(const chunk *k, const void *w, bool transposed) {
+    const conv *v = k->v;
+    gemm g = {.type = v->type, .alpha = 1, .n_batch = 1, .batch = {v->groups}};
+
+    g.m = transposed ? v->in : v->out;
+    g.n = width_of(k);
+    g.k = transposed ? v->out : v->in;
+    g.a = w;
+    g.a_row = transposed ? 1 : v->in;
+    g.a_col = transposed ? v->in : 1;
+    g.a_step[0] = v->out * v->in;
+    g.b = transposed ? k->dy : k->cols;
+    g.b_row = g.n;
+    g.b_col = 1;
+    g.b_step[0] = g.k * g.n;
+    g.c = transposed ? k->cols : k->dy;
+    g.c_row = g.n;
+    g.c_step[0] = g.m * g.n;
+    gemm_run(&g);
+}
+
+/* dw += dy x', for each group */
+static void weight_together(const chunk *k, void *dw) {
+    const conv *v = k->v;
+    gemm g = {.type = v->type, .alpha = 1, .beta = k->image > 0, .n_batch = 1, .batch = {v->groups}};
+
+    g.m = v->out;
+    g.n = v->in;
+    g.k = width_of(k);
+    g.a = k->dy;
+    g.a_row = g.k;
+    g.a_col = 1;
+    g.a_step[0] = g.m * g.k;
+    g.b = k->cols;
+    g.b_row = 1;
+    g.b_col = g.k;
+    g.b_step[0] = g.n * g.k;
+    g.c = dw;
+    g.c_row = g.n;
+    g.c_step[0] = g.m * g.n;
+    gemm_run(&g);
+}
+
+static void forward_together(const conv *v, const void *x, const void *w, void *y, bool add, void *work) {
+    const chunk largest = plan_chunks(v);
+    for (chunk k = {.v = v, .cols = work}; next_chunk(&largest, &k);) {
+        k.dy = at(k.cols, rows_of(v) * width_of(&k), v->type);
+        put_together(&k, x, v->groups * v->in, k.cols);
+        product_together(&k, w, false);
+        take_apart(&k, k.dy, v->groups * v->out, y, add);
+    }
+}
+
+static void grad_input_together(const conv *v, const void *dy, const void *w, void *dx, void *work) {
+    const chunk largest = plan_chunks(v);
+    for (chunk k = {.v = v, .cols = work}; next_chunk(&largest, &k);) {
+        k.dy = at(k.cols, rows_of(v) * width_of(&k), v->type);
+        put_together(&k, dy, v->groups * v->out, k.dy);
+        product_together(&k, w, true);
+        take_apart(&k, k.cols, v->groups * v->in, dx, false);
+    }
+}
+
+static void grad_weight_together(const conv *v, const void *x, const void *dy, void *dw, void *work) {
+    const chunk largest = plan_chunks(v);
+    for (chunk k = {.v = v, .cols = work}; next_chunk(&largest, &k);) {
+        k.dy = at(k.cols, rows_of(v) * width_of(&k), v->type);
+        put_together(&k, x, v->groups * v->in, k.cols);
+        put_together(&k, dy, v->groups * v->out, k.dy);
+        weight_together(&k, dw);
+    }
+}
+
 /* --- few channels: scaled additions of shifted images ------------------------------------------------------------- */
 
 typedef struct direct {
@@ -286,6 +391,10 @@ void conv_forward(const conv *v, const void *x, const void *w, void *y, bool add
                      v->type == F64 ? direct_forward_double : direct_forward_float, &d);
         return;
     }
+    if (is_together(v)) {
+        forward_together(v, x, w, y, add, work);
+        return;
+    }
     if (conv_is_pointwise(v)) {
         forward_product(&all, columns_of_x(&all, x), w, y, add);
         return;
@@ -305,6 +414,10 @@ void conv_grad_input(const conv *v, const void *dy, const void *w, void *dx, voi
     if (few_channels(v)) {
         parallel_for(v->images * v->groups * v->in, parallel_rows(volume(v->w.out) * v->out * conv_taps(v)),
                      v->type == F64 ? direct_input_double : direct_input_float, &d);
+        return;
+    }
+    if (is_together(v)) {
+        grad_input_together(v, dy, w, dx, work);
         return;
     }
     if (conv_is_pointwise(v)) {
@@ -337,6 +450,10 @@ void conv_grad_weight(const conv *v, const void *x, const void *dy, void *dw, vo
     if (is_copy_free(v)) {
         for (chunk k = {.v = &flat, .images = 1, .lines = 1}; k.image < v->images; k.image++)
             weight_product(&k, columns_of_x(&k, at(x, k.image * v->groups * v->in * volume(v->w.in), v->type)), dy, dw);
+        return;
+    }
+    if (conv_is_pointwise(v) && plan_chunks(v).lines == lines_of(v)) {
+        grad_weight_together(v, x, dy, dw, work);
         return;
     }
     for (chunk k = {.v = v, .cols = work, .from = x}; next_chunk(&largest, &k);) {

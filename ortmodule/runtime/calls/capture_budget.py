@@ -41,6 +41,10 @@ OFTEN = 32
 MOST_WAITING, MOST_GRAPHS = 256, 64
 #: Results of a call in PyTorch that may begin its backward.
 _MOST_RESULTS = 16
+#: A variant that waits is asked for again when its calls have taken so many times what they had.
+MORE = 1.01
+#: A reason to wait, which is told with figures.
+_SPENT = "captures took their share of the time in steps"
 
 
 class Variant:
@@ -58,6 +62,7 @@ class Variant:
         "waited",
         "eager",
         "used",
+        "asked",
     )
 
     def __init__(self, what: str, place: str, elements: int) -> None:
@@ -70,6 +75,7 @@ class Variant:
         self.wasted = 0.0  # seconds of runs that did not hold
         self.waited, self.eager = 0, 0.0  # calls in PyTorch for want of a graph, and their seconds
         self.used = 0.0  # the clock at the latest run
+        self.asked = 0.0  # seconds of its calls from which on :meth:`Budget.still_waits` asks again
 
 
 class Budget:
@@ -97,38 +103,62 @@ class Budget:
 
     # --- before a capture ---------------------------------------------------------------------------------------------
 
+    def known_variant(self, key: Hashable) -> Variant | None:
+        """The one that waits under ``key``: calls that no graph holds for."""
+        if (found := self._waiting.get(key)) is not None:
+            self._waiting.move_to_end(key)
+        return found
+
     def variant(self, key: Hashable, describe: Callable[[], tuple[str, str]], elements: int) -> Variant:
-        """The variant of a call that no graph holds for. ``describe``: as :class:`Variant`, what and place."""
-        found = self._waiting.pop(key, None)
+        """The same, made where there is none. ``describe``: as :class:`Variant`, what and place."""
+        found = self.known_variant(key)
         if found is None:
-            found = Variant(*describe(), elements)
-        self._waiting[key] = found
-        while len(self._waiting) > MOST_WAITING:
-            self._waiting.popitem(last=False)
+            found = self._waiting[key] = Variant(*describe(), elements)
+            while len(self._waiting) > MOST_WAITING:
+                self._waiting.popitem(last=False)
         return found
 
     def ask(self, variant: Variant, mode: Hashable, must: bool = False) -> None:
         """Raises Waits where ``variant`` is not to be captured now. ``mode``: has its first graph for nothing.
         ``must``: PyTorch must not run it."""
         self._mode = None
-        if self._around is not None and not must and not self._around.may_capture_part():
-            raise self._waits(variant, "captures of the parts of a module are to take no more than their share")
-        if self._modes.get(mode, 0.0) < UNBOUNDED_SECONDS:
+        hindrance = self._hindrance(variant, mode, must)
+        if hindrance:
+            raise self._waits(variant, hindrance)
+        if self._is_first(mode):
             self._mode = mode
-            return
-        if must or self._recapture or self.share == math.inf:
+        elif must or self._recapture or self.share == math.inf:
             self._recapture = False
-            return
-        expected = self.expected
+
+    def still_waits(self, key: Hashable, mode: Hashable, skipped: Sequence[Variant] = ()) -> bool:
+        """Would :meth:`ask` still refuse the variant that waits under ``key``? ``skipped``: those whose graphs were
+        not tried, for which :meth:`may_waste` is asked instead."""
+        if (variant := self.known_variant(key)) is None:
+            return False
+        if skipped:
+            return not any(map(self.may_waste, skipped))
+        if variant.eager < variant.asked:
+            return True
+        waits = bool(self._hindrance(variant, mode, False))
+        if waits and not torch.are_deterministic_algorithms_enabled():
+            variant.asked = variant.eager * MORE
+        return waits
+
+    def _is_first(self, mode: Hashable) -> bool:
+        return self._modes.get(mode, 0.0) < UNBOUNDED_SECONDS
+
+    def _hindrance(self, variant: Variant, mode: Hashable, must: bool) -> str:
+        """Why ``variant`` is not to be captured now; "": it may be."""
+        if self._around is not None and not must and not self._around.may_capture_part():
+            return "captures of the parts of a module are to take no more than their share"
+        if self._is_first(mode) or must or self._recapture or self.share == math.inf:
+            return ""
         if torch.are_deterministic_algorithms_enabled():
-            if variant.waited < OFTEN:
-                raise self._waits(variant, f"such a call is captured when it has come {OFTEN} times")
-            return
+            return f"such a call is captured when it has come {OFTEN} times" if variant.waited < OFTEN else ""
+        expected = self.expected
         if variant.eager < expected or variant.eager * self.saved < expected:  # to know `saved` takes time
-            raise self._waits(variant, "such a call has not come often enough to pay for a capture")
-        if not self._fits(expected):
-            spent = f"captures took {self.seconds:.1f} s beside {self.steps:.1f} s in steps"
-            raise self._waits(variant, f"{spent}, and may take {self.share:g} of that and the first graph")
+            return "such a call has not come often enough to pay for a capture"
+        return "" if self._fits(expected) else _SPENT
 
     def share_with(self, part: Budget) -> None:
         """Captures of ``part``, a submodule's that is a graph of its own, its first one too, count as this module's."""
@@ -175,6 +205,9 @@ class Budget:
         text = f"there is no graph for it yet: {variant.what}"
         said = variant.place in self._said or (not variant.place and bool(self._said)) or self._around is not None
         self._said |= {variant.place}
+        if why is _SPENT and not said:
+            spent = f"captures took {self.seconds:.1f} s beside {self.steps:.1f} s in steps"
+            why = f"{spent}, and may take {self.share:g} of that and the first graph"
         advice = "explain() lists what waits, ORTMODULE_CAPTURE_SHARE sets what captures may take"
         return Waits(variant, text, "" if said else f"PyTorch runs some calls: {variant.what}; {why}; {advice}")
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ortmodule.core import pytree
+from ortmodule.runtime.compiled_graph import Call
 
 MOST = 1 << 63  # an int64 holds no larger integers
 
@@ -50,3 +51,17 @@ def lifted(
         else torch.tensor(each, dtype=torch.float64 if type(each) is float else torch.int64, device=device)
         for each in found
     ], structure  # fmt: skip
+
+
+def with_changing_numbers(call: Call) -> tuple[Changing, Call] | None:
+    """The call with its changing numbers as tensors, where such a call came before with others."""
+    if not (numbers := call.arguments.numbers()):
+        return None
+    changing = call.state.tree.caches.changing.get((call.arguments.without_numbers(), call.key[1:]))
+    if changing is None or changing.refused:
+        return None
+    changing.look(numbers)
+    if changing.refused or not changing.changed:
+        return None
+    inputs, arguments = lifted(call.arguments, call.inputs[: call.count], changing)
+    return changing, Call(call.forward, call.which, call.state, arguments, inputs, call.given)

@@ -51,6 +51,10 @@ class Inner:
         self._tree: Tree | None = None  # in which they were looked for
         self._calls: dict[str, int] = {}  # of what PyTorch runs, by its path, since its parts were last looked through
 
+    def may_be_of_whole(self, reason: NotInEngine) -> bool:
+        """False: :meth:`of_whole` gives none."""
+        return "" in self._found or isinstance(reason, NoOtherGraph)
+
     def of_whole(self, reason: NotInEngine, tree: Tree, budget: Budget) -> dict[str, nn.Module]:
         """Those of the module itself, which PyTorch runs for such a reason."""
         known = "" in self._found

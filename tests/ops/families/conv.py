@@ -69,6 +69,13 @@ CASES = [
     conv((6, 32, 5, 7), (48, 16, 1, 1), stride=(2, 3), group=2, bias=True),
     conv((2, 16, 4, 6, 5), (8, 16, 1, 1, 1), stride=(3, 2, 1)),
     conv((70, 64, 16, 15), (8, 64, 1, 1), tol=4, fd=False),
+    # images of few pixels, side by side: one chunk, several, groups, one image
+    conv((5, 16, 2, 3), (24, 16, 1, 1), bias=True),
+    conv((9, 32, 1, 1), (16, 32, 1, 1)),
+    conv((3, 24, 3, 3), (36, 12, 1, 1), group=2, bias=True),
+    conv((300, 40, 2, 2), (9, 40, 1, 1), tol=4, fd=False),
+    conv((1, 16, 2, 2), (24, 16, 1, 1), bias=True),
+    conv((20, 17, 6, 5), (18, 17, 1, 1)),
     conv((0, 16, 6, 6), (16, 16, 1, 1), bias=True),
     conv((2, 9, 5, 6), (2, 9, 1, 1), bias=True),
     conv((2, 2, 5, 6), (2, 2, 1, 1), bias=True),
