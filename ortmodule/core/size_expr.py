@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ FUNCTIONS: dict[str, Callable] = {
     if hasattr(math, name)
 }  # fmt: skip
 _SQUARE_ROOT = "aten::sqrt"
+_DIVISIONS = ("aten::div", "aten::reciprocal", "aten::floor_divide", "aten::remainder")
 #: What results of these have for a value.
 _ARITHMETIC: dict[str, Callable] = {
     "aten::add": lambda a, b, times=1: a + times * b,
@@ -74,7 +75,7 @@ _Value = TracedValue
 
 def is_number(tensor: torch.Tensor) -> bool:
     """Is this traced tensor what a trace makes of a Python number, computed from sizes?"""
-    if tensor.dim() or type(tensor) is not torch.Tensor:
+    if type(tensor) is not torch.Tensor or tensor.dim():
         return False
     found, open_values = False, [get_value_trace(tensor)]
     while open_values:
@@ -104,18 +105,37 @@ def is_rounded(node: TracedNode) -> bool:
 
 def near_parts(tensor: torch.Tensor) -> list[TracedValue]:
     """The parts of a fraction, computed from sizes, that may have another last digit in a graph than Python's have."""
-    found, met, asked = [], set[int](), [get_value_trace(tensor)]
+    return [value for value in _parts(tensor) if _is_near(value)]
+
+
+def _is_near(value: TracedValue) -> bool:
+    kind = value.node().kind()
+    return (kind in FUNCTIONS and kind != _SQUARE_ROOT) or (kind == "aten::pow" and _is_fraction(value))
+
+
+def divides_by_size(tensor: torch.Tensor) -> bool:
+    """Is a fraction, computed from sizes, one by a number that may be 0?"""
+    divisors = [list(value.node().inputs())[-1] for value in _parts(tensor) if value.node().kind() in _DIVISIONS]
+    return any(divisor.node().kind() != "prim::Constant" for divisor in divisors)
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[TracedValue]:
+    """What a fraction is computed from, down to what Python's digits do not matter of."""
+    met, asked = set[int](), [get_value_trace(tensor)]
     while asked:
         value = asked.pop()
         if value.unique() in met:
             continue
         met.add(value.unique())
-        node, kind = value.node(), value.node().kind()
-        if (kind in FUNCTIONS and kind != _SQUARE_ROOT) or (kind == "aten::pow" and _is_fraction(value)):
-            found.append(value)
-        elif kind in _ARITHMETIC and kind not in ROUNDING:  # what has been rounded is a whole number
-            asked += node.inputs()
-    return found
+        yield value
+        kind = value.node().kind()
+        if kind in _ARITHMETIC and kind not in ROUNDING and not _is_near(value):  # what is rounded is a whole number
+            asked += value.node().inputs()
+
+
+def is_itself(tensor: torch.Tensor) -> bool:
+    """Is it a size, of which nothing has been computed?"""
+    return get_value_trace(tensor).node().kind() == "prim::NumToTensor"
 
 
 def _is_fraction(value: TracedValue) -> bool:

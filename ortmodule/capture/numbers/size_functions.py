@@ -17,6 +17,8 @@ import torch
 from ortmodule.core.size_expr import (
     FUNCTIONS,
     as_tensor,
+    divides_by_size,
+    is_itself,
     is_number,
     near_parts,
     number_of,
@@ -42,12 +44,18 @@ def rounded(kind: Callable[..., int], value: torch.Tensor, read: Callable[[torch
     number = number_of(value)
     if number is None or not math.isfinite(number):
         return None
+    if divides_by_size(value):
+        read(_is_finite(value))
     if (parts := near_parts(value)) and not _is_steady(value, parts, read):
         return None
     found = _ROUNDING[kind](value).to(torch.int64)
     with untraced():
         found.fill_(kind(number))  # its fraction is float32 in a trace
     return found
+
+
+def _is_finite(value: torch.Tensor) -> torch.Tensor:
+    return value - value == 0
 
 
 def _is_steady(value: torch.Tensor, parts: list[TracedValue], read: Callable[[torch.Tensor], None]) -> bool:
@@ -89,7 +97,8 @@ def _nearest(value: torch.Tensor) -> torch.Tensor:
 
 
 def _logarithm(x: torch.Tensor, base: Any = None) -> torch.Tensor:
-    return x.log() if base is None else x.log() / (base.log() if isinstance(base, torch.Tensor) else math.log(base))
+    above, below = (each.log() if isinstance(each, torch.Tensor) else math.log(each) for each in (x, base or math.e))
+    return above if base is None else above / below
 
 
 def _of_base(base: int, logarithm: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -121,11 +130,15 @@ _OF_MATH: dict[Callable, Callable[..., Any]] = {
     math.radians: lambda x: x * (math.pi / 180),
     math.isqrt: _isqrt,
 }
+_NEVER_FAIL = frozenset((math.sin, math.cos, math.tanh, math.atan, math.asinh, math.erf, math.erfc, math.fabs,
+                         math.degrees, math.radians))  # fmt: skip
+_OF_ANY_SIZE = (math.sqrt, math.isqrt)
 FUNCTIONS_OF_MATH = frozenset(_OF_MATH)
 
 
-def of_math(function: Callable, args: tuple) -> Any:
-    """What a function of `math` gives for such numbers; None: Python's own does, which reads them."""
+def of_math(function: Callable, args: tuple, read: Callable[[torch.Tensor], None]) -> Any:
+    """What a function of `math` gives for such numbers; None: Python's own does, which reads them. ``read``: notes a
+    read."""
     if function not in _OF_MATH or not any(map(is_size, args)):
         return None
     if not all(type(a) in (int, float) or is_size(a) for a in args):
@@ -136,4 +149,7 @@ def of_math(function: Callable, args: tuple) -> Any:
             return None
     except (ArithmeticError, ValueError):
         return None  # Python raises it
-    return _OF_MATH[function](*args)
+    found = _OF_MATH[function](*args)
+    if found is not None and function not in _NEVER_FAIL and not (function in _OF_ANY_SIZE and is_itself(args[0])):
+        read(_is_finite(found) if found.is_floating_point() else args[0] >= 0)  # Python raises an error where it is not
+    return found

@@ -24,8 +24,9 @@ _ENDS = ("STORE_", "DELETE_", "POP_", "RETURN_", "RESUME", "JUMP", "RAISE", "YIE
 _MAKING = ("LOAD_", "FORMAT_", "CONVERT_", "BUILD_", "BINARY_", "UNARY_", "CALL", "PRECALL", "PUSH_NULL", "KW_NAMES",
            "CACHE", "EXTENDED_ARG", "COPY", "SWAP", "RERAISE")  # fmt: skip
 
-_WRITING = ("LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_DEREF", "FORMAT_", "CONVERT_", "BUILD_STRING",
-            "BINARY_OP", "EXTENDED_ARG")  # fmt: skip
+_WRITING = ("FORMAT_", "CONVERT_", "BUILD_STRING", "BINARY_OP")
+_BESIDE = ("LOAD_", "PUSH_NULL", "PRECALL", "CALL", "BINARY_SUBSCR", "EXTENDED_ARG", "COPY")
+_CALLING = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
 _SEES_VARIABLES = frozenset(("locals", "vars", "eval", "exec", "_getframe"))
 
 
@@ -37,8 +38,13 @@ def is_shown(frame: types.FrameType) -> bool:
 
 def is_written(frame: types.FrameType) -> bool:
     """Does ``frame`` write a number into such a text now, by `"%d" % n`?"""
-    step = next((s for s in dis.get_instructions(frame.f_code) if s.offset == frame.f_lasti), None)
-    return step is not None and step.opname == "BINARY_OP" and step.argrepr in ("%", "%=") and is_shown(frame)
+    return _writes_at(frame.f_code, frame.f_lasti) and is_shown(frame)
+
+
+@functools.lru_cache(maxsize=1024)
+def _writes_at(code: types.CodeType, offset: int) -> bool:
+    step = next((step for step in dis.get_instructions(code) if step.offset == offset), None)
+    return step is not None and step.opname == "BINARY_OP" and step.argrepr in ("%", "%=")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -65,11 +71,18 @@ def _is_only_shown(steps: list[dis.Instruction], at: int, met: set[str], seen: b
 
 
 def _is_plain(steps: list[dis.Instruction]) -> bool:
-    """Do these but put a text together? What is looked up in between is written into it."""
-    for i, step in enumerate(steps):
-        looks_up = step.opname == "BINARY_SUBSCR" and i + 1 < len(steps)
-        if not (step.opname.startswith(_WRITING) or (looks_up and steps[i + 1].opname.startswith(("FORMAT", "CONV")))):
+    """Do these, behind a text, but put it together with others? ``depth``: how much is above it on the stack."""
+    depth = 0
+    for step in steps:
+        effect, name, count = dis.stack_effect(step.opcode, step.arg, jump=False), step.opname, step.arg or 0
+        if name.startswith(_WRITING):
+            depth = max(depth + effect, 0)
+            continue
+        takes = 1 if name in ("LOAD_ATTR", "LOAD_METHOD") else 2 if name == "BINARY_SUBSCR" else 0
+        takes = count + 2 if name == _CALLING else takes
+        if takes > depth or not name.startswith(_BESIDE):
             return False
+        depth += effect
     return True
 
 
