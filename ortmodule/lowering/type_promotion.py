@@ -116,9 +116,7 @@ def _widen_numbers(graph: TracedGraph) -> None:
     sizes: set[int] = set()
     wide: list[TracedValue] = []
     for node in list(graph.nodes()):
-        if node.kind() == "prim::NumToTensor":
-            sizes.add(node.output().unique())
-        elif is_rounded(node) and next(node.inputs()).unique() in sizes:
+        if node.kind() == "prim::NumToTensor" or (is_rounded(node) and next(node.inputs()).unique() in sizes):
             sizes.add(node.output().unique())
         elif node.kind() in ARITHMETIC and node.outputsSize() == 1:
             operands = [v for v in node.inputs() if dtype_of(v) is not None]

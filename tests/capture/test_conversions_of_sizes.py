@@ -119,6 +119,9 @@ BY_VALUE = {
 }
 
 
+SHORT = ("view", "a global floor", "counted on", "half", "map", "number in an error", "float", "float exponents")
+
+
 def compare(use, rows=ROWS):
     torch.manual_seed(0)
     eager = Block(use)
@@ -131,7 +134,11 @@ def compare(use, rows=ROWS):
     return report
 
 
-@each("name", FOLLOWS, ("view", "a global floor", "counted on", "half", "map", "number in an error", "float", "float exponents"))
+@each(
+    "name",
+    FOLLOWS,
+    ("view", "a global floor", "counted on", "half", "map", "number in an error", "float", "float exponents"),
+)
 def test_one_graph(name, monkeypatch):
     monkeypatch.setenv("ORTMODULE_CAPTURE_SHARE", "inf")
     assert compare(FOLLOWS[name]).exports == 1

@@ -133,6 +133,9 @@ MAPS = {
 }
 
 
+OF_FRACTIONS = [(f, u, t) for f in FRACTIONS for u in USES_OF_FRACTIONS for t in (True, False)]
+
+
 def compare(use, training=True, lengths=LENGTHS):
     torch.manual_seed(0)
     eager = Block(use)
@@ -161,7 +164,11 @@ def test_whole_numbers(whole, use, training):
     assert compare(lambda h: USES[use](h, WHOLE[whole](h.shape[0])), training) == 1
 
 
-@each("fraction, use, training", [(f, u, t) for f in FRACTIONS for u in USES_OF_FRACTIONS for t in (True, False)], some(40))
+@each(
+    "fraction, use, training",
+    [(f, u, t) for f in FRACTIONS for u in USES_OF_FRACTIONS for t in (True, False)],
+    some(40),
+)
 def test_fractions(fraction, use, training):
     assert compare(lambda h: USES_OF_FRACTIONS[use](h, FRACTIONS[fraction](h.shape[0])), training) == 1
 

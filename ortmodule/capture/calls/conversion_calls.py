@@ -1,4 +1,4 @@
-"""Lets `int(x)`, `round(x)`, `sqrt(x)`, `len(x)` and `map(int, x)` give numbers that know their tensors, while a module is traced.
+"""Lets `int(x)`, `sqrt(x)`, `len(x)` and `map(int, x)` give numbers that know their tensors, in a trace.
 
 Python makes a plain number of whatever `__int__` or `__len__` returns, so the call itself has to be another one. In the
 code of the functions that make such calls the name that is called is replaced for the time of a trace: where an

@@ -29,7 +29,7 @@ from ortmodule.capture.numbers import symbolic_numbers
 from ortmodule.capture.numbers.number_functions import OF_MATH
 from ortmodule.capture.numbers.number_lists import OF_LISTS
 from ortmodule.capture.numbers.read_causes import DATA
-from ortmodule.capture.numbers.size_functions import FUNCTIONS_OF_MATH, is_size, of_math, rounded
+from ortmodule.capture.numbers.size_functions import OF_SIZES_ALONE, is_size, of_math, rounded
 from ortmodule.core.objects.interception import Replacement
 from ortmodule.core.torch_private import get_tracing_state, untraced
 
@@ -135,7 +135,7 @@ class Numbers:
             return call
 
         called: dict[Callable[..., Any], Callable[..., Any]] = {
-            original: function(original, instead) for original, instead in ({f: f for f in FUNCTIONS_OF_MATH} | OF_MATH | OF_LISTS).items()
+            original: function(original, instead) for original, instead in (OF_SIZES_ALONE | OF_MATH | OF_LISTS).items()
         }
         called |= {rounded: conversion(rounded, rounded) for rounded in _ROUNDING}
         modules = {name: sys.modules[name] for name in ("math", "numpy")}

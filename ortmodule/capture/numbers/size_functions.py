@@ -133,7 +133,8 @@ _OF_MATH: dict[Callable, Callable[..., Any]] = {
 _NEVER_FAIL = frozenset((math.sin, math.cos, math.tanh, math.atan, math.asinh, math.erf, math.erfc, math.fabs,
                          math.degrees, math.radians))  # fmt: skip
 _OF_ANY_SIZE = (math.sqrt, math.isqrt)
-FUNCTIONS_OF_MATH = frozenset(_OF_MATH)
+#: What is called for other numbers: Python's own, which reads them.
+OF_SIZES_ALONE = {math.isqrt: math.isqrt}
 
 
 def of_math(function: Callable, args: tuple, read: Callable[[torch.Tensor], None]) -> Any:
