@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -69,6 +70,21 @@ def _pad_sequence(
     return torch.stack(padded, 0 if batch_first else 1)
 
 
+def _tensor_split(input: torch.Tensor, *given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    """Where numbers in a list say where parts begin, which may be sizes: slices of the tensor."""
+    places, dim = (*given, *named.values(), named.get("dim", 0))[:2]
+    if not isinstance(places, (list, tuple)) or not isinstance(dim, int) or not -input.dim() <= dim < input.dim():
+        return torch.tensor_split(input, *given, **named)
+    before = (slice(None),) * (dim % input.dim())
+    indices = [(*before, slice(start, end)) for start, end in itertools.pairwise((0, *places, None))]
+    return tuple(_part(input, index) for index in indices)
+
+
+def _part(input: torch.Tensor, index: tuple[slice, ...]) -> torch.Tensor:
+    with scalar_guards.slicing(torch.Tensor.__getitem__, (input, index)):
+        return input[index]
+
+
 def _binary_cross_entropy(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """On the CPU PyTorch refuses what is no probability: that is a read, which each run compares."""
     if input.device.type == "cpu" and input.is_floating_point():
@@ -100,7 +116,8 @@ def _as_in_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 #: What is called instead.
 _INSTEAD = {
-    F.instance_norm: _instance_norm, pad_sequence: _pad_sequence, F.binary_cross_entropy: _binary_cross_entropy
+    F.instance_norm: _instance_norm, pad_sequence: _pad_sequence, F.binary_cross_entropy: _binary_cross_entropy,
+    torch.tensor_split: _tensor_split, torch.Tensor.tensor_split: _tensor_split,
 } | {
     fill: _in_memory_order(fill)
     for fill in (torch.Tensor.cauchy_, torch.Tensor.log_normal_, torch.Tensor.geometric_, torch.Tensor.random_)

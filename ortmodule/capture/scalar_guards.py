@@ -50,7 +50,7 @@ from ortmodule.core.torch_private import (
 from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.reads import item_reads
 from ortmodule.guards.reads.item_reads import WITH_ITEMS
-from ortmodule.guards.reads.shown_texts import is_shown
+from ortmodule.guards.reads.shown_texts import is_shown, is_written
 
 #: Models ask whether numbers overflow. What was drawn has next to nothing to do with the answer, and a run that finds
 #: another one is none of the graph's.
@@ -287,6 +287,8 @@ def _watched(owner: Any, name: str, watch: Callable[..., None]) -> Replacement:
             recorder = active()
             if recorder is not None:
                 with recorder.paused():
+                    if name in _WRITTEN and (text := _written(tensor, sys._getframe(1))) is not None:
+                        return convert(text)
                     if name in _LOOKS and (found := _from_data(recorder, tensor, name)) is not NotImplemented:
                         return found
                     watch(recorder, tensor, *args, **kwargs)
@@ -308,6 +310,11 @@ def _from_data(recorder: Recorder, tensor: torch.Tensor, name: str) -> Any:
     if numbers is not None and numbers.symbolic and (recorder.depends_of(tensor) >= DATA or is_number(tensor)):
         numbers.calls.meet(sys._getframe(2))
     return NotImplemented
+
+
+def _written(tensor: torch.Tensor, frame: types.FrameType) -> float | int | None:
+    """The number that goes into a text for people, which decides nothing (`"%d" % n`); None: it does not."""
+    return number_of(tensor) if is_written(frame) else None
 
 
 def _text(name: str) -> Replacement:
@@ -359,6 +366,15 @@ def _of_numbers(name: str, compute: Callable) -> Replacement:
         return compute(tensor, *args)
 
     return Replacement(torch.Tensor, name, method)
+
+
+def _rounded(tensor: torch.Tensor, digits: int | None = None) -> Any:
+    recorder = active()
+    if digits is None and recorder is not None and recorder.numbers is not None:
+        found = recorder.numbers.converted(recorder, round, tensor)
+        if found is not None:
+            return found
+    return tensor if is_whole(tensor) and digits is None else round(tensor.item(), digits)
 
 
 def _attribute_reads() -> Replacement:
@@ -534,6 +550,7 @@ _CONVERSIONS = {
     "__bool__": bool, "__int__": int, "__float__": float, "__complex__": complex, "item": lambda number: number,
     "tolist": lambda number: number,
 }  # fmt: skip
+_WRITTEN = {"__int__", "__float__"}
 _LOOKS = {"item", "tolist", "__int__", "__float__"}
 _SLICES = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 _TRACING = {torch.narrow, torch.Tensor.narrow, pad_packed_sequence, torch.linspace}
@@ -552,7 +569,7 @@ _REPLACEMENTS = [
     _hashes(),
     _of_numbers("__divmod__", lambda a, b: (a // b, a % b)),
     _of_numbers("__rdivmod__", lambda b, a: (a // b, a % b)),
-    _of_numbers("__round__", lambda a, *digits: a if is_whole(a) and not digits else round(a.item(), *digits)),
+    _of_numbers("__round__", lambda a, *digits: _rounded(a, *digits)),
     _of_numbers("__trunc__", lambda a: a if is_whole(a) else int(a)),
     _attribute_reads(),
     _tracing_flag(),

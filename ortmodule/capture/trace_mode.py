@@ -136,7 +136,8 @@ class TraceMode(TorchFunctionMode):
             if isinstance(argument, torch.Tensor):
                 if id(argument) in self.left:
                     self.touched.add(id(argument))
-                if not self._knows(argument) and argument.grad_fn is None:
+                made = self._knows(argument) or symbolic_numbers.stands_for_one(argument)
+                if not made and argument.grad_fn is None:
                     self._known[id(argument)] = weakref.ref(argument)
                     self._given.add(id(argument))
                     self.outside[id(argument)] = argument

@@ -9,19 +9,44 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ortmodule.core.torch_private import TensorType, TracedNode, TracedValue, get_value_trace
+from ortmodule.core.torch_private import (
+    TensorType,
+    TracedNode,
+    TracedValue,
+    get_value_trace,
+    set_value_trace,
+    untraced,
+)
 
 
 def _quotient(a: float, b: float, rounding: str | None = None) -> float:
     return a / b if rounding is None else a // b if rounding == "floor" else math.trunc(a / b)
 
 
+def _raised(a: float, b: float) -> float:
+    found = a**b
+    return found if isinstance(found, (int, float)) else math.nan  # of a negative number it is a complex one
+
+
+#: Round a fraction to a whole number, as `int`, `math.floor`, `math.ceil` and `round` do.
+ROUNDING: dict[str, Callable] = {
+    "aten::trunc": math.trunc, "aten::floor": math.floor, "aten::ceil": math.ceil, "aten::round": round,
+}  # fmt: skip
+#: What `math` has of the same name. (Only square roots are the same to the last digit wherever they are computed.)
+FUNCTIONS: dict[str, Callable] = {
+    f"aten::{name}": getattr(math, name)
+    for name in ("sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos",
+                 "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc")
+    if hasattr(math, name)
+}  # fmt: skip
+_SQUARE_ROOT = "aten::sqrt"
+_DIVISIONS = ("aten::div", "aten::reciprocal", "aten::floor_divide", "aten::remainder")
 #: What results of these have for a value.
 _ARITHMETIC: dict[str, Callable] = {
     "aten::add": lambda a, b, times=1: a + times * b,
@@ -32,7 +57,7 @@ _ARITHMETIC: dict[str, Callable] = {
     "aten::reciprocal": lambda a: 1 / a,
     "aten::floor_divide": operator.floordiv,
     "aten::remainder": operator.mod,
-    "aten::pow": operator.pow,
+    "aten::pow": _raised,
     "aten::neg": operator.neg,
     "aten::abs": operator.abs,
     "aten::gt": operator.gt,
@@ -41,6 +66,8 @@ _ARITHMETIC: dict[str, Callable] = {
     "aten::le": operator.le,
     "aten::eq": operator.eq,
     "aten::ne": operator.ne,
+    **ROUNDING,
+    **FUNCTIONS,
 }
 ARITHMETIC = frozenset(_ARITHMETIC)
 _Value = TracedValue
@@ -48,7 +75,7 @@ _Value = TracedValue
 
 def is_number(tensor: torch.Tensor) -> bool:
     """Is this traced tensor what a trace makes of a Python number, computed from sizes?"""
-    if tensor.dim() or type(tensor) is not torch.Tensor:
+    if type(tensor) is not torch.Tensor or tensor.dim():
         return False
     found, open_values = False, [get_value_trace(tensor)]
     while open_values:
@@ -57,6 +84,8 @@ def is_number(tensor: torch.Tensor) -> bool:
             found = True
         elif node.kind() in _ARITHMETIC:
             open_values += node.inputs()
+        elif is_rounded(node):
+            open_values.append(next(node.inputs()))
         elif node.kind() != "prim::Constant" or not _is_plain(node.output().toIValue()):
             return False
     return found
@@ -65,6 +94,70 @@ def is_number(tensor: torch.Tensor) -> bool:
 def is_whole(tensor: torch.Tensor) -> bool:
     """Is it an `int` without a trace, by :func:`is_number`?"""
     return tensor.dtype is torch.int64 and is_number(tensor)
+
+
+def is_rounded(node: TracedNode) -> bool:
+    """Is it the integer that a rounded fraction is?"""
+    if node.kind() != "aten::to" or next(node.inputs()).node().kind() not in ROUNDING:
+        return False
+    return node.output().type().dtype() is torch.int64
+
+
+def near_parts(tensor: torch.Tensor) -> list[TracedValue]:
+    """The parts of a fraction, computed from sizes, that may have another last digit in a graph than Python's have."""
+    return [value for value in _parts(tensor) if _is_near(value)]
+
+
+def _is_near(value: TracedValue) -> bool:
+    kind = value.node().kind()
+    return (kind in FUNCTIONS and kind != _SQUARE_ROOT) or (kind == "aten::pow" and _is_fraction(value))
+
+
+def divides_by_size(tensor: torch.Tensor) -> bool:
+    """Is a fraction, computed from sizes, one by a number that may be 0?"""
+    divisors = [list(value.node().inputs())[-1] for value in _parts(tensor) if value.node().kind() in _DIVISIONS]
+    return any(divisor.node().kind() != "prim::Constant" for divisor in divisors)
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[TracedValue]:
+    """What a fraction is computed from, down to what Python's digits do not matter of."""
+    met, asked = set[int](), [get_value_trace(tensor)]
+    while asked:
+        value = asked.pop()
+        if value.unique() in met:
+            continue
+        met.add(value.unique())
+        yield value
+        kind = value.node().kind()
+        if kind in _ARITHMETIC and kind not in ROUNDING and not _is_near(value):  # what is rounded is a whole number
+            asked += value.node().inputs()
+
+
+def is_itself(tensor: torch.Tensor) -> bool:
+    """Is it a size, of which nothing has been computed?"""
+    return get_value_trace(tensor).node().kind() == "prim::NumToTensor"
+
+
+def _is_fraction(value: TracedValue) -> bool:
+    dtype = value.type().dtype() if isinstance(value.type(), TensorType) else None
+    return dtype is None or dtype.is_floating_point
+
+
+def as_tensor(value: TracedValue) -> torch.Tensor | None:
+    """The tensor of a trace that has this value, a number that is computed from sizes; None: it is not known."""
+    dtype = value.type().dtype() if isinstance(value.type(), TensorType) else None
+    if dtype is None:
+        return None
+    with untraced():
+        tensor = torch.zeros((), dtype=dtype)
+    set_value_trace(tensor, value)
+    tensor._ortmodule_number = True  # type: ignore[attr-defined]  # it is of the trace (`symbolic_numbers`)
+    number = number_of(tensor)
+    if number is None:
+        return None
+    with untraced():
+        tensor.fill_(number)
+    return tensor
 
 
 def _is_plain(constant: Any) -> bool:
@@ -95,7 +188,7 @@ class SizeFormula:
                     known.append(operands)
                 else:
                     known.append(function(*(known[i] for i in operands)))
-        except (ArithmeticError, TypeError):
+        except (ArithmeticError, TypeError, ValueError):
             return None
         return known[-1]
 
@@ -134,13 +227,16 @@ def formula_of(tensor: torch.Tensor) -> SizeFormula | None:
 def _operands(value: _Value) -> list[_Value]:
     """What it is computed from; of 3 / n, which a trace has as 1 / n * 3, n and 3."""
     node = value.node()
+    if is_rounded(node):
+        return [next(node.inputs())]
     if node.kind() not in _ARITHMETIC:
         return []
     first, *others = node.inputs()
-    return [*first.node().inputs(), *others] if _divides(node) else [first, *others]
+    return [*first.node().inputs(), *others] if divides(node) else [first, *others]
 
 
-def _divides(node: TracedNode) -> bool:
+def divides(node: TracedNode) -> bool:
+    """Is it 3 / n, which a trace has as 1 / n * 3?"""
     return node.kind() == "aten::mul" and next(node.inputs()).node().kind() == "aten::reciprocal"
 
 
@@ -152,7 +248,9 @@ def _step(node: TracedNode, operands: list[int], sizes: list[int]) -> tuple[Any,
     if node.kind() == "prim::NumToTensor":
         sizes.append(_size(next(node.inputs()).node()))
         return _size, len(sizes) - 1
-    return (_divided if _divides(node) else _ARITHMETIC[node.kind()]), operands
+    if is_rounded(node):
+        return int, operands
+    return (_divided if divides(node) else _ARITHMETIC[node.kind()]), operands
 
 
 def _divided(divisor: Any, number: Any) -> Any:

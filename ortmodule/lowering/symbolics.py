@@ -393,6 +393,14 @@ def _div(g: GraphContext, x: TracedValue, y: TracedValue, rounding: TracedValue 
     return NotImplemented
 
 
+@symbolic("aten::pow")
+def _pow(g: GraphContext, x: TracedValue, y: TracedValue) -> TracedValue:
+    """The exporter has powers of whole numbers in float32, those of sizes, which are float64, too."""
+    if result_type(g) != torch.float64:
+        return NotImplemented
+    return typed_as_result(g, g.op("Pow", *_alike(g, x, y)))
+
+
 @symbolic("aten::mish")
 def _mish(g: GraphContext, x: TracedValue) -> TracedValue:
     return g.op("Mish", x) if EXPORTER_GLOBALS.export_onnx_opset_version >= 18 else NotImplemented

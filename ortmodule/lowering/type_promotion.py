@@ -13,7 +13,7 @@ import torch
 
 from ortmodule import _core
 from ortmodule.core.dtypes import dtype_of
-from ortmodule.core.size_expr import ARITHMETIC
+from ortmodule.core.size_expr import ARITHMETIC, ROUNDING, divides, is_rounded
 from ortmodule.core.torch_private import TensorType, TracedGraph, TracedNode, TracedValue, parse_schema
 
 # Operands have the type of the result.
@@ -111,27 +111,25 @@ def _round_result(graph: TracedGraph, node: TracedNode, narrow: torch.dtype) -> 
     cast.replaceInput(0, result)
 
 
-#: What Python computes with sizes.
-_OF_NUMBERS = ARITHMETIC - _COMPARISONS
-
-
 def _widen_numbers(graph: TracedGraph) -> None:
     """Python computes with sizes in float64; in a trace these numbers are tensors, whose fractions are float32."""
     sizes: set[int] = set()
     wide: list[TracedValue] = []
     for node in list(graph.nodes()):
-        if node.kind() == "prim::NumToTensor":
+        if node.kind() == "prim::NumToTensor" or (is_rounded(node) and next(node.inputs()).unique() in sizes):
             sizes.add(node.output().unique())
-        elif node.kind() in _OF_NUMBERS and node.outputsSize() == 1:
+        elif node.kind() in ARITHMETIC and node.outputsSize() == 1:
             operands = [v for v in node.inputs() if dtype_of(v) is not None]
             known = [v.unique() in sizes for v in operands]
             if not any(known) or not all(k or _is_number(v) for k, v in zip(known, operands, strict=True)):
                 continue
-            if dtype_of(node.output()) == torch.float32:
-                node.output().setType(node.output().type().with_dtype(torch.float64))
-                wide.append(node.output())
-            if dtype_of(node.output()) in (torch.int64, torch.float64):
-                sizes.add(node.output().unique())
+            result = node.output()
+            if dtype_of(result) == torch.float32:
+                result.setType(result.type().with_dtype(torch.float64))
+                result = _as_quotient(graph, node) if divides(node) else result
+                wide.append(result)
+            if dtype_of(result) in _NUMBERS:
+                sizes.add(result.unique())
     for value in wide:
         others = [use for use in value.uses() if not _takes_wide(use.user)]
         if not others:
@@ -145,10 +143,23 @@ def _widen_numbers(graph: TracedGraph) -> None:
             use.user.replaceInput(use.offset, cast.output())
 
 
+def _as_quotient(graph: TracedGraph, node: TracedNode) -> TracedValue:
+    """3 / n as it is, in place of 1 / n * 3, which is rounded twice."""
+    inverse, number = node.inputs()
+    with graph.insert_point_guard(node):
+        quotient = graph.insertNode(graph.create("aten::div", [number, next(inverse.node().inputs())], 1)).output()
+    quotient.setType(node.output().type())
+    node.output().replaceAllUsesWith(quotient)
+    node.destroy()
+    return quotient
+
+
 def _takes_wide(node: TracedNode) -> bool:
     if node.kind() == "aten::ScalarImplicit":
         return all(_takes_wide(use.user) for use in node.output().uses())
-    return node.kind() in _ARITHMETIC | _COMPARISONS or any(dtype_of(v) == torch.float64 for v in node.outputs())
+    if node.kind() in _ARITHMETIC | _COMPARISONS | ROUNDING.keys() or is_rounded(node):
+        return True
+    return any(dtype_of(v) == torch.float64 for v in node.outputs())
 
 
 def _is_number(value: TracedValue) -> bool:

@@ -38,6 +38,25 @@ def in_a_comprehension(h):
     return h.reshape([int(size) for size in h.shape])
 
 
+def text_kept(h):
+    key = f"{h.shape[0]}"
+    return h * {"5": 2.0}.get(key, 3.0)
+
+
+def text_for_an_error(h):
+    text = f"{h.shape[0]} rows of {h.shape[1]}"
+    if h.dim() != 2:
+        raise ValueError(text)
+    return h * 2
+
+
+def number_for_an_error(h):
+    text = "%d rows, %.2f" % (h.shape[0], h.shape[0] / 2)  # noqa: UP031
+    if h.dim() != 2:
+        raise ValueError(text)
+    return h * 2
+
+
 def in_an_inner_function(h):
     def rows(t):
         return int(t.shape[0])
@@ -70,6 +89,12 @@ FOLLOWS = {
     "interpolate": lambda h: F.interpolate(h[None], size=int(h.shape[0]) + 2)[0].mean() + h,
     "pad": lambda h: F.pad(h, (0, 0, 0, int(h.shape[0]))).mean() + h,
     "norm": lambda h: F.layer_norm(h.T, (int(h.shape[0]),)).T,
+    "half": lambda h: h + h[: int(h.shape[0] / 2) + 1].mean(0),
+    "root": lambda h: h / math.sqrt(int(h.shape[0])),
+    "map": lambda h: h + torch.ones(tuple(map(int, h.shape))),
+    "whole again": lambda h: h + int(float(len(h))),
+    "text of an error": text_for_an_error,
+    "number in an error": number_for_an_error,
     "float": lambda h: h / float(h.shape[0]),
     "float of a fraction": lambda h: h * float(h.shape[0]) ** -0.5 + float(h.shape[0] / 3) // 2,
     "float and half": lambda h: (h.half() / float(len(h))).float(),
@@ -86,13 +111,14 @@ BY_VALUE = {
     "type of a fraction": lambda h: h * 2 if type(float(h.shape[0])) is float else h,
     "text": lambda h: h * float(f"{int(h.shape[0])}"),
     "format": lambda h: h * float(f"{int(h.shape[0]):d}"),
-    "half": lambda h: h + h[: int(h.shape[0] / 2) + 1].mean(0),
-    "root": lambda h: h / math.sqrt(int(h.shape[0])),
     "key": lambda h: h * {5.0: 2.0}.get(float(len(h)), 3.0),
     "list": lambda h: h * torch.tensor([1.0] * int(h.shape[0]))[:, None],
-    "map": lambda h: h + torch.ones(tuple(map(int, h.shape))),
-    "whole again": lambda h: h + int(float(len(h))),
+    "text kept": text_kept,
+    "chr": lambda h: h * ord(chr(int(h.shape[0]))),
 }
+
+
+SHORT = ("view", "a global floor", "counted on", "half", "map", "number in an error", "float", "float exponents")
 
 
 def compare(use, rows=ROWS):
@@ -107,13 +133,17 @@ def compare(use, rows=ROWS):
     return report
 
 
-@each("name", FOLLOWS, ("view", "a global floor", "counted on", "float", "float exponents"))
+@each(
+    "name",
+    FOLLOWS,
+    ("view", "a global floor", "counted on", "half", "map", "number in an error", "float", "float exponents"),
+)
 def test_one_graph(name, monkeypatch):
     monkeypatch.setenv("ORTMODULE_CAPTURE_SHARE", "inf")
     assert compare(FOLLOWS[name]).exports == 1
 
 
-@each("name", BY_VALUE, ("type", "half"))
+@each("name", BY_VALUE, ("type", "text kept"))
 def test_what_needs_a_number(name, monkeypatch):
     monkeypatch.setenv("ORTMODULE_CAPTURE_SHARE", "inf")
     assert compare(BY_VALUE[name], (5, 3, 5, 3)).exports == 2

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from ortmodule.guards.reads.shown_texts import is_shown
+from ortmodule.guards.reads.shown_texts import is_shown, is_written
 
 found = []
 
@@ -53,6 +53,25 @@ def raised(n):
     raise ValueError("n is " + str(n))
 
 
+def kept_for_an_error(n):
+    text = f"n is {n}, of {Holder.seen}, {len('abc')}"
+    if Holder.seen == [3]:
+        raise ValueError(text)
+    if Holder.seen == [4]:
+        print(text)
+
+
+def kept_for_a_log(n):
+    text = f"n is {n}"
+    text = text + "!"
+    if Holder.seen:
+        Holder.log.error(text)
+
+
+def unused(n):
+    text = f"n is {n}, {Holder.seen}"  # noqa: F841
+
+
 def named(n):
     name = f"mask_{n}"
     return name
@@ -84,8 +103,39 @@ def set_under(n):
     setattr(Holder, f"mask_{n}", 3)
 
 
-SHOWN = (logged, logged_late, printed, warned, asserted, raised)
-USED = (named, returned, compared, added, found_by, key, set_under)
+def kept_and_compared(n):
+    text = f"{n}"
+    if text == "4":
+        raise ValueError(text)
+
+
+def kept_and_given(n):
+    text = f"{n}"
+    added(text)
+
+
+def kept_and_found_by(n):
+    found = {"text": 2}[f"{n}"]
+    Holder.log.debug(found)
+
+
+def result_kept(n):
+    found = Holder.seen.append(f"{n}")  # noqa: F841
+
+
+def kept_for_all(n):
+    text = f"{n}"  # noqa: F841
+    return locals()
+
+
+def kept_inside(n):
+    text = f"{n}"
+    return lambda: text
+
+
+SHOWN = (logged, logged_late, printed, warned, asserted, raised, kept_for_an_error, kept_for_a_log, unused)
+USED = (named, returned, compared, added, found_by, key, set_under, kept_and_compared, kept_and_given,
+        kept_and_found_by, result_kept, kept_for_all, kept_inside)  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -97,3 +147,36 @@ def test_text(function):
     except ValueError:
         assert function is raised
     assert found and all(each == (function in SHOWN) for each in found)
+
+
+class Number:
+    """Notes where it is written into a text, as a number."""
+
+    def __int__(self):
+        found.append(is_written(sys._getframe(1)))
+        return 3
+
+
+def written_for_an_error(n):
+    text = "n is %d" % n  # noqa: UP031
+    if Holder.seen == [3]:
+        raise ValueError(text)
+
+
+def written_to_a_log(n):
+    Holder.log.warning("n is %d, %s" % (n, 2))  # noqa: UP031
+
+
+def written_and_returned(n):
+    return "%d" % n  # noqa: UP031
+
+
+def converted(n):
+    Holder.log.warning(int(n) % 5)
+
+
+@pytest.mark.parametrize("function", (written_for_an_error, written_to_a_log, written_and_returned, converted))
+def test_number_in_a_text(function):
+    found.clear()
+    function(Number())
+    assert found == [function in (written_for_an_error, written_to_a_log)]

@@ -1,4 +1,4 @@
-"""Lets `int(x)`, `round(x)`, `sqrt(x)` and `len(x)` give numbers that know their tensors, while a module is traced.
+"""Lets `int(x)`, `sqrt(x)`, `len(x)` and `map(int, x)` give numbers that know their tensors, in a trace.
 
 Python makes a plain number of whatever `__int__` or `__len__` returns, so the call itself has to be another one. In the
 code of the functions that make such calls the name that is called is replaced for the time of a trace: where an
@@ -34,6 +34,7 @@ _CALLED: tuple[Any, ...] = (
     float,
     round,
     len,
+    map,
     *filter(callable, vars(math).values()),
     *(getattr(numpy, name) for name in _OF_LISTS),
 )
@@ -57,10 +58,13 @@ class ConversionCalls:
             frame = frame.f_back
         if frame is None or frame.f_code in self._asked or frame.f_code.co_filename.startswith(PACKAGE):
             return
-        code = frame.f_code
-        self._asked.add(code)
-        if not any(_calls(code, _names(code, frame.f_globals))):
+        self._asked.add(frame.f_code)
+        while frame is not None and not _is_calling(frame):  # the one around a comprehension has called `map`
+            outer = frame.f_back
+            frame = outer if outer is not None and any(c is frame.f_code for c in inner(outer.f_code)) else None
+        if frame is None:
             return
+        code = frame.f_code
         # A comprehension or an inner function is made anew in each call, from the code of what is around it.
         while frame is not None:
             if any(each is code for each in all_of(frame.f_code)):
@@ -89,6 +93,10 @@ class ConversionCalls:
             finally:
                 for function, code in before:
                     function.__code__ = code
+
+
+def _is_calling(frame: types.FrameType) -> bool:
+    return any(_calls(frame.f_code, _names(frame.f_code, frame.f_globals)))
 
 
 def _functions_of(frame: types.FrameType) -> list[types.FunctionType]:

@@ -16,7 +16,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,8 +29,8 @@ from ortmodule.capture.numbers import symbolic_numbers
 from ortmodule.capture.numbers.number_functions import OF_MATH
 from ortmodule.capture.numbers.number_lists import OF_LISTS
 from ortmodule.capture.numbers.read_causes import DATA
+from ortmodule.capture.numbers.size_functions import OF_SIZES_ALONE, is_size, of_math, rounded
 from ortmodule.core.objects.interception import Replacement
-from ortmodule.core.size_expr import is_number
 from ortmodule.core.torch_private import get_tracing_state, untraced
 
 MOST_ELEMENTS = 256  # of a list of numbers
@@ -117,7 +117,7 @@ class Numbers:
                     number = self._number(recorder, args[0])
                     if number is not None:
                         return convert(number)
-                    if (size := self._size(recorder, kind, args[0])) is not None:
+                    if (size := self.converted(recorder, kind, args[0])) is not None:
                         return size
                 return kind(*args, **kwargs)
 
@@ -128,13 +128,15 @@ class Numbers:
             def call(*args: Any, **kwargs: Any) -> Any:
                 if get_tracing_state() is None or kwargs or (original in OF_LISTS and len(args) != 1):
                     return original(*args, **kwargs)
+                if (found := self._of_size(recorder, original, args)) is not None:
+                    return found
                 numbers = [self._number(recorder, a) for a in args]
                 return instead(*(a if n is None else n for n, a in zip(numbers, args, strict=True)))
 
             return call
 
         called: dict[Callable[..., Any], Callable[..., Any]] = {
-            original: function(original, instead) for original, instead in (OF_MATH | OF_LISTS).items()
+            original: function(original, instead) for original, instead in (OF_SIZES_ALONE | OF_MATH | OF_LISTS).items()
         }
         called |= {rounded: conversion(rounded, rounded) for rounded in _ROUNDING}
         modules = {name: sys.modules[name] for name in ("math", "numpy")}
@@ -143,6 +145,7 @@ class Numbers:
         called[float] = conversion(float, symbolic_numbers.fractional)
         called[round] = conversion(round, round)
         called[len] = functools.partial(self._length, recorder)
+        called[map] = functools.partial(_mapped, dict(called))
         return self.calls.replaced(called, others)
 
     def _length(self, recorder: scalar_guards.Recorder, value: Any) -> Any:
@@ -154,15 +157,28 @@ class Numbers:
         self.met = True
         return value.size(0)
 
-    def _size(self, recorder: scalar_guards.Recorder, kind: Callable[..., Any], value: Any) -> Any:
-        """What ``kind`` makes of a number that follows from sizes; None: it is none, or a fraction to be rounded."""
-        if not isinstance(value, torch.Tensor) or not recorder.watches():
+    def converted(self, recorder: scalar_guards.Recorder, kind: Callable[..., Any], value: Any) -> Any:
+        """What ``kind`` makes of a number that follows from sizes; None: it is none, or has to be read."""
+        if not self.symbolic or not isinstance(value, torch.Tensor) or not recorder.watches():
             return None
         with recorder.paused():
-            if value.dtype is torch.bool or not is_number(value) or (value.is_floating_point() and kind is not float):
+            if not is_size(value):
                 return None
-        self.met = True
-        return value if value.is_floating_point() or kind is not float else value * 1.0
+            if kind is float:
+                found = value if value.is_floating_point() else value * 1.0
+            else:
+                found = rounded(kind, value, recorder.read)
+        self.met = self.met or found is not None
+        return found
+
+    def _of_size(self, recorder: scalar_guards.Recorder, function: Callable[..., Any], args: tuple) -> Any:
+        """The same of a function of `math`."""
+        if not self.symbolic or not any(isinstance(a, torch.Tensor) for a in args) or not recorder.watches():
+            return None
+        with recorder.paused():
+            found = of_math(function, args, recorder.read)
+        self.met = self.met or found is not None
+        return found
 
     def _number(self, recorder: scalar_guards.Recorder, value: Any) -> Any:
         """The symbolic number that ``value`` is, or holds; None: neither."""
@@ -173,6 +189,11 @@ class Numbers:
         with recorder.paused():
             found = self.take(recorder, value.reshape(())) if value.numel() == 1 else NotImplemented
         return None if found is NotImplemented else found
+
+
+def _mapped(called: dict[Callable[..., Any], Callable[..., Any]], function: Any, /, *iterables: Any) -> Any:
+    """`map(function, ...)`, which calls what is ``called`` instead."""
+    return map(called.get(function, function) if isinstance(function, Hashable) else function, *iterables)
 
 
 def _another(value: Any, step: int) -> Any:

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from ortmodule.capture import scalar_guards
 from ortmodule.core import pytree
 from ortmodule.core.errors import NotTraceable
+from ortmodule.core.size_expr import near_parts, number_of
 from ortmodule.core.structures import tokens as pytree_tokens
 from ortmodule.core.torch_private import get_tracing_state, make_subclass, no_torch_function, untraced
 
@@ -85,6 +86,21 @@ def known(value: Any, tensor: torch.Tensor, *of: Any) -> Any:
     number.tensor, number.value, number.near = tensor, value, near(of)
     tensor._ortmodule_number = True  # type: ignore[attr-defined]  # for `stands_for_one`
     return number
+
+
+def of_size(value: Any) -> Any:
+    """A number that is computed from sizes, which is a tensor in a trace, as such a number; others as they are."""
+    if type(value) is not torch.Tensor or get_tracing_state() is None or (number := number_of(value)) is None:
+        return value
+    if not value.is_floating_point():
+        return known(number, value)
+    wide = value.to(torch.float64)
+    with untraced():
+        wide.fill_(number)  # in a trace fractions are float32
+    found = known(number, wide)
+    if near_parts(value):
+        found.near = (known(number, wide),)
+    return found
 
 
 def as_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -175,6 +191,7 @@ def _wide(value: Any, wide: bool) -> Any:
 
 def _arithmetic(name: str, compute: Callable, of_tensors: Callable, backwards: bool) -> Callable:
     def method(self: Any, other: Any, *rest: Any) -> Any:
+        other = of_size(other)
         if is_one(other) and other.scalar is not None:
             return NotImplemented  # that number knows what NumPy makes of both
         if type(other) not in (int, float, bool) and not is_one(other):
@@ -225,6 +242,7 @@ def _comparison(name: str) -> Callable:
     compute = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
+        other = of_size(other)
         if is_one(other) and other.scalar is not None:
             return NotImplemented
         other = other.item() if isinstance(other, numpy.number) else other
@@ -363,6 +381,8 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
     if function in _PROMOTING and len(args) == 2 and len(tensors) == 1 and not kwargs:
         return _promoting(function, args, tensors[0], run)
     if function in _IN_PLACE and len(args) == 2 and tensors and tensors[0] is args[0] and not kwargs:
+        if is_one(size := of_size(args[0])):  # `n += k`, which leaves a number as it was where it is used elsewhere
+            return getattr(operator, function.__name__.strip("_"))(size, args[1])
         result = run(_IN_PLACE[function], args, {})
         return run(torch.Tensor.copy_, (args[0], result), {})
     if function in _COMPARING and len(args) == 2 and len(tensors) == 1 and not kwargs:
