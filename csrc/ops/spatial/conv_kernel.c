@@ -6,8 +6,9 @@
  *
  * cols is made in scratch memory, a chunk at a time: whole images while they are small, rows of one image when they are
  * large. Adding dcols back to the pixels they came from gives dx. A 1x1 convolution's cols is x itself, so nothing is
- * copied, but for images of very few pixels, which are put side by side: a product of so few columns is slow. With very few output channels a product has too few rows to be worth making columns for: there each kernel
- * element is one scaled addition of a shifted image. Every sum has a fixed order, whatever the number of threads. */
+ * copied, but for images of very few pixels, which are put side by side: a product of so few columns is slow. With
+ * very few output channels a product has too few rows to be worth making columns for: there each kernel element is one
+ * scaled addition of a shifted image. Every sum has a fixed order, whatever the number of threads. */
 #include <string.h>
 
 #include "core/ints.h"
