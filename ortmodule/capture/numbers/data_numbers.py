@@ -191,9 +191,10 @@ class Numbers:
         return None if found is NotImplemented else found
 
 
-def _mapped(called: dict[Callable[..., Any], Callable[..., Any]], function: Any, /, *iterables: Any) -> Any:
+def _mapped(called: Mapping[Any, Callable[..., Any]], function: Any, /, *iterables: Any) -> Any:
     """`map(function, ...)`, which calls what is ``called`` instead."""
-    return map(called.get(function, function) if isinstance(function, Hashable) else function, *iterables)
+    known = isinstance(function, Hashable)
+    return map(called.get(function, function) if known else function, *iterables)
 
 
 def _another(value: Any, step: int) -> Any:

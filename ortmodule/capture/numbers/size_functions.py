@@ -8,7 +8,9 @@ powers, and roots of squares, are whole in both.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -62,9 +64,9 @@ def _is_steady(value: torch.Tensor, parts: list[TracedValue], read: Callable[[to
     """Is a number rounded as Python's is, although these parts of it may have another last digit?"""
     twice = value * 2
     steady = ((twice - twice.round()).abs() > (twice.abs() + 1) * _DIGITS) * 1
-    exact = [_is_exact(part) for part in parts]
-    if None not in exact:
-        steady = steady + math.prod(exact[1:], start=exact[0])
+    exact = [found for part in parts if (found := _is_exact(part)) is not None]
+    if len(exact) == len(parts):
+        steady = steady + functools.reduce(operator.mul, exact)
     if not number_of(steady > 0):
         return False
     read(steady > 0)
@@ -96,7 +98,7 @@ def _nearest(value: torch.Tensor) -> torch.Tensor:
     return nearest
 
 
-def _logarithm(x: torch.Tensor, base: Any = None) -> torch.Tensor:
+def _logarithm(x: Any, base: Any = None) -> Any:
     above, below = (each.log() if isinstance(each, torch.Tensor) else math.log(each) for each in (x, base or math.e))
     return above if base is None else above / below
 
