@@ -38,6 +38,11 @@ class Source:
     key: Any
     attributes: tuple[tuple[str, Any], ...] = ()  #: names and constants that forward sets on it
 
+    @property
+    def is_plain(self) -> bool:
+        """Is it an output of the graph as it is?"""
+        return self.kind == "graph" and not self.attributes
+
 
 @dataclass(frozen=True)
 class Write:

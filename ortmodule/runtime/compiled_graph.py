@@ -176,11 +176,7 @@ class CompiledGraph:
         self.views = {i: (Source(*view.base), view) for i, view in capture.views.items()}
         sources = [*trace.sources, *(base for base, _ in self.views.values())]
         self._states = {s.key: tree.slots[s.key] for s in sources if s.kind == "state"}
-        one = (
-            trace.result == _ONE_TENSOR
-            and trace.sources[0].kind == "graph"
-            and not (self.views or trace.sources[0].attributes)
-        )
+        one = trace.result == _ONE_TENSOR and trace.sources[0].is_plain and not self.views
         self._only_output = trace.sources[0].key if one else None
         self._hand_over, self._early_use = config.enable_mem_efficient_grad_mgmt, EarlyUse(tensors, self.leaves)
         self._varying = varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
