@@ -134,7 +134,8 @@ class Node:
         if self.kind != "aten" or self.result is None:
             return None
         with self.modes.set():
-            found: list[torch.Tensor] = self.function(*passed)
+            given = self.function(*passed)
+        found: list[torch.Tensor] = [given] if isinstance(given, torch.Tensor) else list(given)
         if any(type(t) is not torch.Tensor for t in found):
             raise Disagrees(f"{self.name} returns another kind of result than before")
         return found
