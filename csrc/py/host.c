@@ -132,7 +132,7 @@ static status copy_operand(const python_host *self, ctx *c, const call *k, int i
         *out = Py_NewRef(Py_None);
         return OK;
     }
-    if (shared && (*out = input_for(self, t))) return OK;
+    if (shared && dtype_is_float(t->type) && (*out = input_for(self, t))) return OK; /* indices may be refilled */
     if (!(*out = new_operand(self, k, t))) return failed(c);
     if (tensor_address(*out, device_of(k), t->type, &t->shape, "operand", i, &memory) < 0) return failed(c);
     return copy(c, k, memory, t->data, (size_t)tensor_count(t) * dtype_size(t->type));
