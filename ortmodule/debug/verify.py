@@ -394,8 +394,6 @@ class Verifier:
         """After a backward of the engine: ``got``, gradients of the leaves, for ``given``, gradients of the outputs."""
         if any(g is not None and is_batched(g) for g in given):
             return  # PyTorch's autograd has computed them
-        if len(given) != len(graph.differentiable):
-            return  # of a part that is a graph of its own, which is compared by itself
         sources = [source for source in graph.capture.trace.sources if source.kind != "number"]
         places = {source.key: i for i, source in enumerate(sources) if source.kind == "graph"}
         used = [(places[i], g.detach(), i) for i, g in zip(graph.differentiable, given, strict=True) if g is not None]
