@@ -201,7 +201,7 @@ class _PieceRun:
     """One run of a piece, between submodules that PyTorch runs; begun with copies of what it is given."""
 
     def __init__(self, tree: Tree, piece: PieceGraph, inputs: list[torch.Tensor]) -> None:
-        self.piece, before = piece, Before(inputs, tree)
+        self.piece, self.inputs, before = piece, inputs, Before(inputs, tree)
         self.seed = before.seed()
         held = [
             before.inputs[feed] if isinstance(feed, int) else before.state.get(feed.name, feed.get())
@@ -340,8 +340,7 @@ class Verifier:
             if text:
                 self._report(f"{run.piece.session.outputs[i]} {text}", bisect.forward(case))
                 return
-        for node in backward_nodes(run.outputs):
-            node.register_hook(lambda got, given: self._backward(run.piece, eager, beside, case, got, given))
+        self._watch_backward(run.outputs, run.inputs, functools.partial(self._backward, run.piece, eager, beside, case))
 
     def _compare(self, graph: CompiledGraph, call: Any, before: Before, result: Any) -> None:
         tree, model, seed = call.tree, graph.capture.model, before.seed()
@@ -357,8 +356,14 @@ class Verifier:
         if differs:
             self._report(differs, bisect.forward(case))
             return
-        for node in backward_nodes(found):
-            node.register_hook(lambda got, given: self._backward(graph, eager, beside, case, got, given))
+        self._watch_backward(found, call.inputs, functools.partial(self._backward, graph, eager, beside, case))
+
+    def _watch_backward(self, made: list[torch.Tensor], inputs: list[torch.Tensor], compare: Callable) -> None:
+        """Calls ``compare`` after a backward of the forward that had ``inputs``. Among what it returns may be a tensor
+        that it was given, which is another forward's."""
+        for node in backward_nodes(made):
+            if node.pending.call.inputs is inputs:
+                node.register_hook(compare)
 
     def _outputs(
         self, call: Any, found: list[torch.Tensor], eager: Eager, before: Before, least: float, beside: _Beside,

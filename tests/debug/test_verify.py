@@ -278,6 +278,39 @@ def test_what_earlier_calls_left():
     assert verifier(model).findings == []
 
 
+class HandsOn(nn.Module):
+    """Returns what it is given, too."""
+
+    def __init__(self, results=1):
+        super().__init__()
+        self.linear, self.results = nn.Linear(3, 3), results
+
+    def forward(self, x):
+        y = self.linear(x)
+        return (*[(y * i).tanh() for i in range(1, self.results + 1)], x)
+
+
+@pytest.mark.parametrize("results", [1, 2])
+def test_what_another_model_has_made(results):
+    """Its gradients are its own, also where it has as many results."""
+    first, second = ORTModule(HandsOn(2)), ORTModule(HandsOn(results))
+    for _ in range(3):
+        given, other, _ = first(torch.randn(4, 3))
+        sum(t.sum() for t in (*second(given), other)).backward()
+    for model in (first, second):
+        check(model, 3)
+
+
+def test_what_the_call_before_has_made():
+    model, kept = ORTModule(HandsOn()), torch.zeros(4, 3, requires_grad=True)
+    for _ in range(4):
+        made, again = model(kept)
+        (made.sum() + again.sum()).backward(retain_graph=True)
+        kept = made
+    assert not verifier(model).findings
+    assert verifier(model).gradients == 1 + 2 + 3 + 4  # of each forward that a backward goes through
+
+
 class Tiny(nn.Module):
     """The gradient of the first layer is tiny beside that of the second."""
 
