@@ -21,7 +21,7 @@ from ortmodule.capture.calls import checkpoints
 from ortmodule.core import devices
 from ortmodule.core.errors import Incomparable, NotKnown
 from ortmodule.core.onnx_utils import drawing, without_dead
-from ortmodule.core.torch_private import TorchDispatchMode, decomposition_table
+from ortmodule.core.torch_private import DispatchKey, TorchDispatchMode, decomposition_table
 from ortmodule.engine.session import Session
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.host_node import DryCalls, Known, Node
@@ -176,6 +176,8 @@ class ReplayMode(TorchDispatchMode):
     def __init__(self, values: Sequence[RandomValue], passed: Passed, left: Set[str]) -> None:
         super().__init__()
         self.left, self.unexpected, self.passed, self.in_pytorch = list(values), "", passed, left
+        self.composed = any(_is_composed(name) for name in left)  # they draw by other names than their own
+        self.given: set[int] = set()  # how many numbers the calls wanted that got values
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -202,9 +204,13 @@ class ReplayMode(TorchDispatchMode):
         if name in _COMPOSED and name not in self.in_pytorch:
             with _Inside(self):
                 return decomposition_table[function](*args, **kwargs)
-        found = self._next(name, None if name == "multinomial" else _sizes(bound), bound.get("p"))
+        sizes = None if name == "multinomial" else _sizes(bound)
+        found = self._next(name, sizes, bound.get("p"))
         if found is None:
-            if name.partition(".")[0].removesuffix("_") in self.in_pytorch:
+            named = name.partition(".")[0].removesuffix("_") in self.in_pytorch
+            if self.composed and not named and (sizes is None or sizes.numel() in self.given):
+                raise Incomparable(f"both the engine and PyTorch draw with {name}, and as many numbers")
+            if self.composed or named:
                 return self.passed.call(function, args, kwargs)
             if name not in ("rand", "rand_like", "uniform_") and not self.unexpected:
                 self.unexpected = name
@@ -213,6 +219,7 @@ class ReplayMode(TorchDispatchMode):
                 return function(*args, **kwargs)
             finally:
                 devices.set_generators(generator)
+        self.given.add(found.numel())
         if name.startswith("rrelu_with_noise"):
             slopes = args[1].copy_(torch.where(args[0] <= 0, found.reshape(args[0].shape), 1))
             return args[0].mul_(slopes) if name.endswith("_") else args[0] * slopes
@@ -243,6 +250,17 @@ class ReplayMode(TorchDispatchMode):
         if kept is not None and (rate is None or abs(kept - rate) > 1e-6):
             return None
         return self.left.pop(0).tensor
+
+
+def _is_composed(name: str) -> bool:
+    """Is an ATen operator that draws a composition of others, as dropout is?"""
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [getattr(packet, each) for each in packet.overloads()] if packet is not None else []
+    return any(
+        torch.Tag.nondeterministic_seeded in each.tags
+        and each.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+        for each in overloads
+    )
 
 
 def _sizes(given: dict[str, Any]) -> torch.Size:

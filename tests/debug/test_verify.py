@@ -150,6 +150,38 @@ def test_drawn_by_both():
     assert explain(model).python_ops
 
 
+class Convolved(nn.Module):
+    """As a network over a graph: PyTorch has the operators behind a sparse matrix, and one of them draws by another
+    name than its own."""
+
+    def __init__(self, rates, width=5):
+        super().__init__()
+        self.rates = rates
+        self.first, self.last = nn.Parameter(torch.randn(6, width)), nn.Parameter(torch.randn(width, 6))
+
+    def forward(self, x, edges):
+        y = torch.mm(F.dropout(x, self.rates[0]), self.first)
+        y = F.dropout(torch.spmm(edges, y).relu(), self.rates[1])
+        return F.dropout(torch.spmm(edges, torch.mm(y, self.last)), self.rates[2])
+
+
+@pytest.mark.parametrize("rates", [(0.0, 0.5, 0.0), (0.3, 0.5, 0.0), (0.0, 0.5, 0.2), (0.3, 0.5, 0.2), (0.3, 0.5, 0.3)])
+def test_a_composition_that_pytorch_runs(rates):
+    torch.manual_seed(0)
+    model = ORTModule(Convolved(rates))
+    for _ in range(3):
+        model(torch.randn(7, 6), torch.eye(7).to_sparse()).square().sum().backward()
+    check(model, 3)
+    assert "aten::dropout" in explain(model).aten_ops
+
+
+def test_a_composition_that_draws_as_many_numbers_as_the_engine():
+    model = ORTModule(Convolved((0.3, 0.5, 0.0), 6))
+    with pytest.warns(UserWarning, match="both the engine and PyTorch draw with bernoulli_.float"):
+        model(torch.randn(7, 6), torch.eye(7).to_sparse()).sum().backward()
+    assert (verifier(model).compared, verifier(model).findings) == (0, [])
+
+
 class Busy(nn.Module):
     """Statistics, a counter, an input that is changed, dropout."""
 
