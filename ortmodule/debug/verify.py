@@ -40,7 +40,7 @@ from ortmodule.host.host_node import Node
 from ortmodule.runtime.autograd_bridge import backward_nodes
 from ortmodule.runtime.broken_graph import BrokenGraph, PieceGraph
 from ortmodule.runtime.compiled_graph import CompiledGraph
-from ortmodule.runtime.executable import draw_seed
+from ortmodule.runtime.executable import draw_seed, seed_of
 from ortmodule.runtime.rng_replay import RandomValue, RngReplay, replaying
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -57,15 +57,6 @@ class Before:
         self.state = {slot.name: slot.get().detach().clone() for slot in (*tree.others, *tree.held, *tree.counters)}
         self.containers = containers(tree)
         self.generator, self.states = devices.generators(), rng_state.States()
-
-    def seed(self) -> int:
-        """The seed that the engine drew."""
-        now = devices.generators()
-        devices.set_generators(self.generator)
-        try:
-            return draw_seed()
-        finally:
-            devices.set_generators(now)
 
     def feeds(self, names: Sequence[str], tree: Tree) -> dict[str, torch.Tensor]:
         """The graph's inputs by name."""
@@ -202,7 +193,7 @@ class _PieceRun:
 
     def __init__(self, tree: Tree, piece: PieceGraph, inputs: list[torch.Tensor]) -> None:
         self.piece, self.inputs, before = piece, inputs, Before(inputs, tree)
-        self.seed = before.seed()
+        self.seed = seed_of(before.generator)
         held = [
             before.inputs[feed] if isinstance(feed, int) else before.state.get(feed.name, feed.get())
             for feed in piece.feeds
@@ -343,7 +334,7 @@ class Verifier:
         self._watch_backward(run.outputs, run.inputs, functools.partial(self._backward, run.piece, eager, beside, case))
 
     def _compare(self, graph: CompiledGraph, call: Any, before: Before, result: Any) -> None:
-        tree, model, seed = call.tree, graph.capture.model, before.seed()
+        tree, model, seed = call.tree, graph.capture.model, seed_of(before.generator)
         feeds = before.feeds(graph.session.inputs, tree)
         values = self._values(graph, feeds, seed)
         if (eager := self._eager(graph, call, before, values)) is None:

@@ -46,7 +46,8 @@ class Caches:
     kinds: frozenset[str] = frozenset()  # of ATen operators that PyTorch runs
     left_for: tuple[str, frozenset[str]] = ("", frozenset())  # the latest of them, and the error they are for
     cuts: bool = True  # may graphs be cut at values that forward puts into the caller's containers?
-    parted: frozenset[str] = frozenset()  # submodules among these that are breaks, as parts of them are graphs
+    parted: dict[str, str] = field(default_factory=dict)  # breaks for what their runs have shown, and why
+    unsized: frozenset[str] = frozenset()  # those among these that return tensors of sizes that nothing tells
     varying: frozenset[str] = frozenset()  # those that return what they are given in some calls, and not in others
     whole: frozenset[str] = frozenset()  # those that were breaks for that, and no graph could be made so
     reads: dict[tuple[int, str], str] = field(default_factory=dict)  # of the latest traces, also of those that failed

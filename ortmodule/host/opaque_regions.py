@@ -67,13 +67,14 @@ class Opaque:
     def __init__(
         self, modules: dict[str, str], kinds: frozenset[str], functions: bool, hooked: frozenset[str] = frozenset(),
         wrapped: dict[str, Callable] | None = None, cuts: bool = True,
-        parted: Mapping[str, Callable[[], AbstractContextManager]] | None = None, varying: frozenset[str] = frozenset(),
+        parted: Mapping[str, tuple[str, Callable[[], AbstractContextManager]]] | None = None,
+        varying: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         """``functions``: may custom autograd functions become nodes? ``hooked``: submodules with hooks that may keep
         tensors. ``wrapped``: what is called in place of submodules that communicate, by path. ``cuts``: may the graph
-        be cut at values that forward puts into the caller's containers? ``parted``: those in whose calls submodules
-        are graphs of their own, by path, and what makes them so. ``varying``: those that return what they are
-        given in some calls alone."""
+        be cut at values that forward puts into the caller's containers? ``parted``: those that are breaks, by path: a
+        sentence on why, and what a call of them runs in. ``varying``: those that return what they are given in some
+        calls alone."""
         self.parted, self.varying = parted or {}, varying
         self.returned: dict[tuple[int, str], list[tuple[str, int]]] = {}  # `Node.sources`, in the traces so far
         self.hooked, self.wrapped, self.cuts = hooked, wrapped or {}, cuts
@@ -176,7 +177,7 @@ class Regions:
         if self.tree.hooks.busy(module, path):
             raise NotTraceable(f"hooks inside of {path}, which PyTorch would run by itself, give something to forward")
         hooks = self.tree.hooks  # (they may be registered anew behind the trace)
-        around, spent = self.opaque.parted.get(path, nullcontext), Spent()
+        (_, around), spent = self.opaque.parted.get(path, ("", nullcontext)), Spent()
 
         def function(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
@@ -340,7 +341,7 @@ class Regions:
         containers it is given. Raises NotTraceable."""
         node.breaks, node.copies = self._hooked(node.name), node.name in self.opaque.varying
         if not node.breaks and node.name in self.opaque.parted:
-            node.breaks = f"submodules of {node.name} are graphs of their own"
+            node.breaks, _ = self.opaque.parted[node.name]
         within = pytree.containers((args, kwargs))
         self._check_hooks(node, args, kwargs)
         node.given = {n: self.containers[id(c)] for n, c in enumerate(within) if id(c) in self.containers}

@@ -7,8 +7,8 @@ breaks is a *piece*: a graph of its own, with a plan and an autograd node of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx
@@ -17,7 +17,7 @@ import torch
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.trace_record import Source, Trace, Write
-from ortmodule.core import pytree
+from ortmodule.core import devices, pytree
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import DTYPES, as_pairs
 from ortmodule.core.errors import CaptureError, Cause, Disagrees, Incomparable, NotInEngine, Raised, StateError, Unknown
@@ -39,8 +39,8 @@ from ortmodule.host.passed_calls import Replayed
 from ortmodule.lowering.graph_cuts import Break, Piece, cut, used_by
 from ortmodule.runtime.calls.parts import parts_of
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
-from ortmodule.runtime.executable import Flags
-from ortmodule.runtime.rng_replay import RngReplay
+from ortmodule.runtime.executable import Flags, seed_of
+from ortmodule.runtime.rng_replay import RandomValue, RngReplay, replaying
 from ortmodule.runtime.tensors.shared_memory import put
 
 #: The engine runs a module only if breaks hold no more than this share of its weights, those of embeddings aside.
@@ -123,6 +123,21 @@ class PieceGraph(CompiledGraph):
         return found
 
 
+@dataclass
+class _Drawn:
+    """A run of a piece that draws numbers."""
+
+    piece: PieceGraph
+    inputs: list[torch.Tensor]
+    generators: Any  # torch's, before it
+
+    def values(self) -> list[RandomValue]:
+        """What it drew. Raises Incomparable where that cannot be told."""
+        held = [self.inputs[feed] if isinstance(feed, int) else feed.get() for feed in self.piece.feeds]
+        feeds = dict(zip(self.piece.session.inputs, [as_pairs(t.detach()).contiguous() for t in held], strict=True))
+        return RngReplay(self.piece.capture.model, self.piece.session.known).of(feeds, seed_of(self.generators))
+
+
 class BrokenGraph(CompiledGraph):
     """A captured graph in pieces. Raises CaptureError for one that cannot be cut, and what the engine raises."""
 
@@ -136,8 +151,11 @@ class BrokenGraph(CompiledGraph):
         super().__init__(capture, tree, guards, inputs, config, tuning)
         trace, model = capture.trace, capture.model
         self.breaks = {i: node for i, node in enumerate(trace.nodes) if node.breaks}
+        self._unsized = tree.caches.unsized & {node.name for node in self.breaks.values()}
+        if self._unsized and self.writes:  # which could not be taken back if one returns something else
+            raise CaptureError(f"{min(self._unsized)} returns tensors of any size, in a module that changes buffers")
         _check_share(self.breaks.values(), tree)
-        _check_reads(model, self._reads_from(), self.breaks)
+        _check_reads(model, self._reads_from(), self.breaks, self._unsized)
         outputs = self.session.outputs
         self._names = list(outputs[: self.n_results])
         #: What forward changes: where it is, by the output with its new contents.
@@ -294,6 +312,7 @@ class BrokenGraph(CompiledGraph):
         for name, slot in self._moved.items():
             values[name] = slot.get()
         returned: list[Any] = []  # by the breaks that ran
+        drawn: list[_Drawn] = []  # by the pieces that ran, where PyTorch may have to draw it, too
         held = pytree.containers(call.given) if any(node.given for node in self.breaks.values()) else []
         for step, run, new in zip(self.steps, self.runs, self._writes_after, strict=True):
             if run is None:
@@ -303,10 +322,12 @@ class BrokenGraph(CompiledGraph):
                 try:
                     made = self._run_break(step, run, values, call, held, returned)
                 except Disagrees as error:
-                    raise self._unfinished(call, returned, error) from error
+                    raise self._unfinished(call, returned, drawn, error) from error
             else:
                 assert isinstance(run, PieceGraph)
                 given = [values[name] for name in step.inputs]
+                if run.is_random and self._unsized:
+                    drawn.append(_Drawn(run, given, devices.generators()))
                 ran = None if self.watch is None else self.watch(run, given)
                 made = self._run_piece(run, given, call, bool(returned))
                 if ran is not None:
@@ -365,7 +386,7 @@ class BrokenGraph(CompiledGraph):
             if (DTYPES.get(made.dtype), made.dim()) != (dtype, rank) or (made.requires_grad and not flag):
                 raise Disagrees(f"{node.name} returns another kind of tensor than when it was traced")
         known = self.session.known
-        if before and known is not None:
+        if before and known is not None and node.name not in self._unsized:  # (no read follows from these)
             found, _ = known.answer(step.number, before, True)
             results = specs_of(outputs)
             known.learn(step.number, before, results)
@@ -374,20 +395,29 @@ class BrokenGraph(CompiledGraph):
                 raise Disagrees(f"{node.name} returns tensors of other sizes than those that Python counted on")
         return outputs
 
-    def _unfinished(self, call: Call, returned: list[Any], error: Disagrees) -> NotInEngine:
+    def _unfinished(
+        self, call: Call, returned: list[Any], drawn: Sequence[_Drawn], error: Disagrees
+    ) -> NotInEngine:  # fmt: skip
         """PyTorch runs the call from the beginning, with what the breaks have returned: they do not run again."""
         steps = list(zip(self.steps, self.runs, self._writes_after, strict=True))
         count = [i for i, run in enumerate(self.runs) if isinstance(run, Node)][len(returned) - 1]
         done = [run for run in self.runs[:count] if isinstance(run, PieceGraph)]
-        changed = any(piece.is_random or piece.writes for piece in done) or any(new for *_, new in steps[:count])
+        changed = any(piece.writes for piece in done) or any(new for *_, new in steps[:count])
+        lost = changed or [piece for piece in done if piece.is_random] != [each.piece for each in drawn]
         nodes = [run for run in self.runs[: count + 1] if isinstance(run, Node)]
 
         def finish() -> Any:
-            if changed:
+            try:
+                if lost:
+                    raise Incomparable
+                values = [value for each in drawn for value in each.values()]
+                replayed = Replayed(self.tree, nodes, returned)
+                around = replaying(self.tree, nodes, values, passed=replayed) if values else recording(replayed)
+                with only_pytorch(), around:
+                    return call.forward(*call.given[0], **call.given[1])
+            except Incomparable:
                 text = f"ORTModule: {error}, and what was drawn and changed before cannot be taken back"
-                raise StateError(f"{text}: PyTorch will run the next such call")
-            with recording(Replayed(self.tree, nodes, returned)), only_pytorch():
-                return call.forward(*call.given[0], **call.given[1])
+                raise StateError(f"{text}: PyTorch will run the next such call") from None
 
         reason = NotInEngine(Cause.TORCH_MODEL, str(error), call.key)
         reason.finish = finish
@@ -415,8 +445,9 @@ class BrokenGraph(CompiledGraph):
 def _check_share(breaks: Any, tree: Tree) -> None:
     """Raises CaptureError where most of the module would be breaks."""
     sizes = weights(tree.modules.values())
-    # Those that are sharded are graphs of their own, and so are parts.
-    inside = {id(p) for node in breaks if node.name not in tree.sharded for p in tree.modules[node.name].parameters()}
+    # Those that are sharded are graphs of their own, and so are parts. Those of unknown sizes were islands before.
+    others = tree.sharded.keys() | tree.caches.unsized
+    inside = {id(p) for node in breaks if node.name not in others for p in tree.modules[node.name].parameters()}
     parted = (path for node in breaks if node.name in tree.caches.parted for path in parts_of(tree, node.name))
     inside -= {id(p) for path in parted for p in tree.modules[path].parameters()}
     outside = sum(size for key, size in sizes.items() if key in inside)
@@ -428,23 +459,24 @@ def _check_share(breaks: Any, tree: Tree) -> None:
         )
 
 
-def _check_reads(model: onnx.ModelProto, reads: Sequence[str], breaks: dict[int, Node]) -> None:
-    """Raises CaptureError where Python reads what a break computes, or what is drawn: neither can be had before."""
+def _check_reads(model: onnx.ModelProto, reads: Sequence[str], breaks: dict[int, Node], unsized: Set[str]) -> None:
+    """Raises CaptureError where Python reads what a break computes, or what is drawn: neither can be had before. Nor
+    can a size that may follow from what those that are ``unsized`` return."""
     producer = {name: node for node in model.graph.node for name in node.output}
-    waiting, seen = list(reads), set()
+    waiting, seen = [(name, False) for name in reads], set()
     while waiting:
-        name = waiting.pop()
+        name, is_sized = waiting.pop()
         node = producer.get(name)
-        if node is None or name in seen:
+        if node is None or (name, is_sized) in seen:
             continue
-        seen.add(name)
-        if node.op_type == "PythonOp" and attributes(node)["number"] in breaks:
-            text = f"Python reads what {breaks[attributes(node)['number']].name} computes, which PyTorch runs by itself"
-            raise CaptureError(text)
-        if node.op_type in RANDOM:
+        seen.add((name, is_sized))
+        number = attributes(node)["number"] if node.op_type == "PythonOp" else None
+        path = breaks[number].name if number in breaks else None
+        if path is not None and (not is_sized or path in unsized):
+            raise CaptureError(f"Python reads what {path} computes, which PyTorch runs by itself")
+        if node.op_type in RANDOM and not is_sized:
             raise CaptureError("Python reads numbers that are drawn, beside submodules that PyTorch runs")
-        if node.op_type not in ("Shape", "Size"):
-            waiting += node.input
+        waiting += [(each, is_sized or node.op_type in ("Shape", "Size")) for each in node.input]
 
 
 def _differentiable(graph: BrokenGraph, trace: Trace, examples: dict[str, torch.Tensor]) -> set[str]:

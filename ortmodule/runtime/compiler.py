@@ -242,7 +242,7 @@ class Compiler:
             hooked = call.tree.hooks.keeping(call.state.hooked)
             wrapped = {path: waiting(m) for path, m in call.tree.sharded.items()} | owner.units(call.tree)
             caches, functions = call.tree.caches, owner.config.enable_custom_autograd
-            parted = {path: functools.partial(owner.inside, path) for path in caches.parted}
+            parted = {path: (why, functools.partial(owner.inside, path)) for path, why in caches.parted.items()}
             opaque = Opaque(modules, caches.kinds, functions, hooked, wrapped, caches.cuts, parted, caches.varying)
             try:
                 return capture(
@@ -288,9 +288,9 @@ class Compiler:
 
 
 def _without_parts(tree: Tree) -> bool:
-    """No more submodules are breaks since parts of them are graphs. False: none was."""
+    """No more submodules are breaks for what their runs have shown. False: none was."""
     caches = tree.caches
-    parted, caches.whole, caches.parted = caches.parted, caches.whole | caches.parted, frozenset()
+    parted, caches.whole, caches.parted = caches.parted, caches.whole | caches.parted.keys(), {}
     return bool(parted)
 
 

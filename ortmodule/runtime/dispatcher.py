@@ -63,7 +63,7 @@ from ortmodule.runtime.calls.changing_numbers import note, with_changing_numbers
 from ortmodule.runtime.calls.held_arguments import taken_from_module
 from ortmodule.runtime.calls.known_waits import KnownWaits, found_of, waits_for, with_found
 from ortmodule.runtime.calls.module_state import ModuleState, ModuleStates
-from ortmodule.runtime.calls.parts import Inner, parted
+from ortmodule.runtime.calls.parts import Inner, breaks_of
 from ortmodule.runtime.calls.plain_arguments import CONSTANTS
 from ortmodule.runtime.calls.reruns import Reruns
 from ortmodule.runtime.calls.usage import Usage
@@ -520,8 +520,8 @@ class Dispatcher:
         variant.seconds += capture_budget.clock() - start
         variant.used = start
         self.fallback.reason = None
-        if graph.capture.trace.nodes and (paths := parted(graph.capture.trace.nodes, call.tree)):
-            self._part(graph, paths, call)
+        if graph.session.known is not None and (breaks := breaks_of(graph.session.known, call.tree)):
+            self._break(graph, breaks, call)
         if graph.executables.gpu is not None:
             self.refusals.listen()
         if self.latest is not graph:
@@ -545,10 +545,10 @@ class Dispatcher:
             self._replace(graph, call)
         return True
 
-    def _part(self, graph: CompiledGraph, paths: frozenset[str], call: Call) -> None:
-        """Another graph takes the place of ``graph``, for which submodules of ``paths`` are graphs of their own."""
+    def _break(self, graph: CompiledGraph, breaks: dict[str, str], call: Call) -> None:
+        """Another graph takes the place of ``graph``, which these submodules break."""
         if self.budget.may_capture_again() and self._replace(graph, call):
-            call.tree.caches.parted |= paths
+            call.tree.caches.parted |= breaks
 
     def _replace(self, graph: CompiledGraph, call: Call) -> bool:
         """Forgets ``graph``; the next such call is captured. False: it was forgotten before."""

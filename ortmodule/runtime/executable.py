@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ortmodule import _core
+from ortmodule.core import devices
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.engine.memory_goal import MemoryGoal, Spec
 from ortmodule.engine.plan_cache import MOST_PLANS, drop_oldest
@@ -284,3 +285,13 @@ class Repeated:
 def draw_seed() -> int:
     """63 bits of torch's generator: `manual_seed` repeats a run."""
     return torch.empty(1, dtype=torch.int64).random_().tolist()[0]
+
+
+def seed_of(generators: Any) -> int:
+    """What :func:`draw_seed` gave in this state of torch's generators, which stay as they are now."""
+    now = devices.generators()
+    devices.set_generators(generators)
+    try:
+        return draw_seed()
+    finally:
+        devices.set_generators(now)

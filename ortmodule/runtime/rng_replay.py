@@ -137,20 +137,24 @@ def _check_independent(model: onnx.ModelProto) -> None:
 
 @contextmanager
 def replaying(
-    tree: Tree, nodes: Sequence[Node], values: Sequence[RandomValue], runs: Callable[[str | None], None] | None = None
-) -> Iterator[None]:
+    tree: Tree, nodes: Sequence[Node], values: Sequence[RandomValue], runs: Callable[[str | None], None] | None = None,
+    passed: Passed | None = None,
+) -> Iterator[None]:  # fmt: skip
     """Inside, in this thread, forward draws what it drew: ``values``, and from torch's generator in ``nodes``.
-    ``runs`` is called before each of these, with the path of a submodule.
+    ``runs`` is called before each of these, with the path of a submodule. ``passed``: instead of that, what has calls
+    of nodes; behind all values, too, it draws from torch's generator.
 
     Raises Incomparable on leaving, see :class:`ReplayMode`.
     """
+    goes_on = passed is not None
     left = {name.rpartition("::")[2].removesuffix("_") for node in nodes if node.kind == "aten" for name in node.aten}
-    passed = Passed(tree, nodes)
-    passed.runs = runs or passed.runs
+    if passed is None:
+        passed = Passed(tree, nodes)
+        passed.runs = runs or passed.runs
     # A fused kernel draws inside what the graph has a mask for; attention one operator at a time asks for the mask.
     one_by_one = sdpa_kernel(SDPBackend.MATH) if values else nullcontext()
     calls = recording(passed) if nodes else nullcontext()
-    with one_by_one, calls, checkpoints.plain(), ReplayMode(values, passed, left):
+    with one_by_one, calls, checkpoints.plain(), ReplayMode(values, passed, left, goes_on):
         yield
 
 
@@ -173,8 +177,10 @@ class ReplayMode(TorchDispatchMode):
     Incomparable on leaving if some of ``values`` were not asked for, or more dropout was.
     """
 
-    def __init__(self, values: Sequence[RandomValue], passed: Passed, left: Set[str]) -> None:
+    def __init__(self, values: Sequence[RandomValue], passed: Passed, left: Set[str], goes_on: bool = False) -> None:
+        """``goes_on``: behind all values calls draw from torch's generator."""
         super().__init__()
+        self.goes_on = goes_on
         self.left, self.unexpected, self.passed, self.in_pytorch = list(values), "", passed, left
         self.composed = any(_is_composed(name) for name in left)  # they draw by other names than their own
         self.given: set[int] = set()  # how many numbers the calls wanted that got values
@@ -194,6 +200,8 @@ class ReplayMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        if self.goes_on and not self.left:
+            return function(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded not in function.tags or self.passed.depth:
             return function(*args, **kwargs)
         bound = {a.name: a.default_value for a in function._schema.arguments} | kwargs

@@ -21,7 +21,7 @@ from ortmodule.core.objects.weights import weights
 from ortmodule.guards.module_hooks import HOOKS
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import EVERY_REASON, THREAD
-from ortmodule.host.host_node import Node
+from ortmodule.host.host_node import Known, Node
 from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime.calls.capture_budget import OFTEN, Budget
@@ -131,11 +131,26 @@ def may_pay(budget: Budget, reason: NotInEngine) -> bool:
     return _is_long(budget.refused.calls, budget.refused.seconds)
 
 
-def parted(nodes: Iterable[Node], tree: Tree) -> frozenset[str]:
+def breaks_of(known: Known, tree: Tree) -> dict[str, str]:
+    """By path: the islands among the nodes that are to be breaks from now on, and why. Their parts become graphs of
+    their own, or all that is before them runs twice in most calls, to find the sizes of what they return."""
+    caches = tree.caches
+    open_ones = [
+        (n, known.unforeseen[number])
+        for number, n in enumerate(known.nodes)
+        if n.kind == "module" and not (n.breaks or n.name in caches.parted or n.name in caches.whole)
+    ]
+    unsized = [n.name for n, times in open_ones if LEAST_CALLS <= n.spent.calls < 2 * times]
+    caches.unsized |= frozenset(unsized)
+    breaks = {path: f"no call of {path} tells how large the results of the next one are" for path in unsized}
+    paths = _parted([n for n, _ in open_ones], tree)
+    return breaks | {path: f"submodules of {path} are graphs of their own" for path in paths}
+
+
+def _parted(nodes: Iterable[Node], tree: Tree) -> frozenset[str]:
     """The islands among ``nodes`` whose parts are to be graphs of their own from now on, by path."""
     caches = tree.caches
-    open_ones = [n for n in nodes if n.kind == "module" and not (n.name in caches.parted or n.name in caches.whole)]
-    found = {n.name: parts_of(tree, n.name) for n in open_ones if _is_long(n.spent.calls, n.spent.seconds / FORWARD)}
+    found = {n.name: parts_of(tree, n.name) for n in nodes if _is_long(n.spent.calls, n.spent.seconds / FORWARD)}
     if not found:
         return frozenset()
     inside = weights(m for parts in found.values() for part in parts.values() for m in part.modules())
