@@ -228,8 +228,9 @@ def _as_near(ours, theirs, exact, times):
         return False
     if (_close(ours, theirs) | _close(ours, exact.to(ours.dtype))).all():
         return True
-    if largest(exact) <= VANISHED * torch.finfo(torch.promote_types(ours.dtype, torch.float32)).eps:
-        return bool(ours.isfinite().all()) and largest(ours) <= times * FUNCTION[ours.dtype][1]
+    vanished = largest(exact) <= VANISHED * torch.finfo(torch.promote_types(ours.dtype, torch.float32)).eps
+    if vanished and ours.isfinite().all() and largest(ours) <= times * FUNCTION[ours.dtype][1]:
+        return True
     off, bound = (ours.double() - exact).abs(), (theirs.double() - exact).abs()
     return bool(off.isfinite().all() and bound.isfinite().all() and off.max() <= 2 * bound.max())
 
