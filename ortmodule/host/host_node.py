@@ -11,7 +11,6 @@ a run is kept, so that another plan goes on from there and nothing runs twice.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -63,10 +62,12 @@ class Modes:
 
 @dataclass
 class Spent:
-    """Calls, and the seconds of their forward."""
+    """Calls, and the seconds of their forward; how many of them returned tensors of sizes that were not known before,
+    or of others."""
 
     calls: int = 0
     seconds: float = 0.0
+    unforeseen: int = 0
 
 
 @dataclass
@@ -333,7 +334,6 @@ class Known:
         self.results: dict[tuple, tuple[Result, ...] | None] = {}  # by node and operands; None: these do not tell
         self.rules: dict[int, _Rule | None] = {}
         self.none: dict[int, frozenset[int]] = {}  # operands that get no gradient
-        self.unforeseen: Counter[int] = Counter()  # runs of each whose sizes were not known before, or others
         self.plans: list[dict] = []  # what was planned with it
         #: Operators that change none of their operands: they get the run's inputs, and not copies of these.
         self.shared = frozenset(i for i, node in enumerate(nodes) if node.kind == "aten" and not node.clones)
@@ -425,7 +425,7 @@ class Calls:
         done = self.done.get(number)
         if done is None:
             done = self.done[number] = self._run(self.known.nodes[number], given)
-            self.known.unforeseen[number] += done.results != expected
+            self.known.nodes[number].spent.unforeseen += done.results != expected
             self.known.learn(number, done.operands, done.results)
         if expected is not None and done.results != expected:
             raise Mismatch

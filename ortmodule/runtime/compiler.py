@@ -291,6 +291,7 @@ def _without_parts(tree: Tree) -> bool:
     """No more submodules are breaks for what their runs have shown. False: none was."""
     caches = tree.caches
     parted, caches.whole, caches.parted = caches.parted, caches.whole | caches.parted.keys(), {}
+    caches.unsized = frozenset()
     return bool(parted)
 
 

@@ -520,7 +520,7 @@ class Dispatcher:
         variant.seconds += capture_budget.clock() - start
         variant.used = start
         self.fallback.reason = None
-        if graph.session.known is not None and (breaks := breaks_of(graph.session.known, call.tree)):
+        if graph.capture.trace.nodes and (breaks := breaks_of(graph.capture.trace.nodes, call.tree)):
             self._break(graph, breaks, call)
         if graph.executables.gpu is not None:
             self.refusals.listen()

@@ -21,7 +21,7 @@ from ortmodule.core.objects.weights import weights
 from ortmodule.guards.module_hooks import HOOKS
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import EVERY_REASON, THREAD
-from ortmodule.host.host_node import Known, Node
+from ortmodule.host.host_node import Node
 from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime.calls.capture_budget import OFTEN, Budget
@@ -131,19 +131,15 @@ def may_pay(budget: Budget, reason: NotInEngine) -> bool:
     return _is_long(budget.refused.calls, budget.refused.seconds)
 
 
-def breaks_of(known: Known, tree: Tree) -> dict[str, str]:
-    """By path: the islands among the nodes that are to be breaks from now on, and why. Their parts become graphs of
+def breaks_of(nodes: Iterable[Node], tree: Tree) -> dict[str, str]:
+    """By path: the islands among ``nodes`` that are to be breaks from now on, and why. Their parts become graphs of
     their own, or all that is before them runs twice in most calls, to find the sizes of what they return."""
     caches = tree.caches
-    open_ones = [
-        (n, known.unforeseen[number])
-        for number, n in enumerate(known.nodes)
-        if n.kind == "module" and not (n.breaks or n.name in caches.parted or n.name in caches.whole)
-    ]
-    unsized = [n.name for n, times in open_ones if LEAST_CALLS <= n.spent.calls < 2 * times]
+    open_ones = [n for n in nodes if n.kind == "module" and not (n.name in caches.parted or n.name in caches.whole)]
+    unsized = [n.name for n in open_ones if LEAST_CALLS <= n.spent.calls < 2 * n.spent.unforeseen]
     caches.unsized |= frozenset(unsized)
     breaks = {path: f"no call of {path} tells how large the results of the next one are" for path in unsized}
-    paths = _parted([n for n, _ in open_ones], tree)
+    paths = _parted(open_ones, tree)
     return breaks | {path: f"submodules of {path} are graphs of their own" for path in paths}
 
 
