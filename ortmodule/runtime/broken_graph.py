@@ -178,6 +178,7 @@ class BrokenGraph(CompiledGraph):
         examples = _examples(capture, self.steps, tree, self._moved)
         self._make_pieces(examples, guards, config, tuning, interpret, trace)
         self._writes_after = self._place_writes()
+        self._reads.always_first()
 
     def _make_pieces(
         self, examples: dict[str, torch.Tensor], guards: Guards, config: Config, tuning: Tuning | None,
@@ -299,14 +300,14 @@ class BrokenGraph(CompiledGraph):
     # --- a run --------------------------------------------------------------------------------------------------------
 
     def __call__(self, call: Call) -> Any:
-        inputs, shapes = call.inputs, call.shapes
+        inputs, shapes, trace = call.inputs, call.shapes, self.capture.trace
         if self._written:
             self._check_memory(inputs)
-        if self.capture.trace.own or any(node.given for node in self.breaks.values()):
+        if trace.own or any(node.given for node in self.breaks.values()):
             self.check_held(call)
         if self.views:
             self._check_bases(inputs)
-        if self._reads.early is not None:
+        if self._reads.early is not None and (trace.nodes or self.may_miss(shapes)):
             self._check_reads(call)
         values: dict[str, torch.Tensor] = {f"{INPUT}{i}": t for i, t in enumerate(inputs)}
         for name, slot in self._moved.items():
@@ -340,7 +341,7 @@ class BrokenGraph(CompiledGraph):
         outputs = [self._valued(name, values) for name in self._names]
         if self.views and shapes not in self._seen:
             self._compare_views(shapes, inputs, outputs)
-        for function, args in self.capture.trace.draws:
+        for function, args in trace.draws:
             function(*args)
         return outputs[self._only_output] if self._only_output is not None else self._result(call, outputs)
 

@@ -99,6 +99,54 @@ def test_gradients_of_what_is_kept(place, use):
     assert report.captured or "another list now" in report.fallback, report.fallback
 
 
+#: What Python decides beside it: (by what is given, what becomes of the result).
+DECISIONS = {
+    "by data": lambda x, y: y * 2 if x.sum() > 0 else y,
+    "by data behind the cut": lambda x, y: y * 2 if y.mean() > 0 else y,
+    "by a size": lambda x, y: y + 1 if len(x) > 5 else y,
+    "by a number": lambda x, y: y[: int(x[0, 0] > 0) + 2],
+    "by a mask": lambda x, y: y[x[:, 0] > 0],
+    "by size and data": lambda x, y: y * 3 if len(x) > 4 and x[0, 0] > 0 else y,
+}
+INTO = {**{place: put for place, (put, _) in PLACES.items()}, "a list of the caller's": lambda m, y: m.given.append(y)}
+
+
+class Decides(Keeps):
+    def __init__(self, place, decision):
+        super().__init__("an attribute")
+        self.put, self.decision = INTO[place], DECISIONS[decision]
+
+    def forward(self, x, given):
+        y = self.first(x).tanh()
+        if self.put is INTO["a list of the caller's"]:
+            given.append(y)
+        else:
+            self.put(self, y)
+        return self.decision(x, self.last(y))
+
+
+CHOSEN = [("an attribute", each) for each in DECISIONS] + [("a list of the caller's", each) for each in DECISIONS]
+
+
+@pytest.mark.filterwarnings("ignore")
+@each("place, decision", [(place, decision) for place in INTO for decision in DECISIONS], CHOSEN)
+def test_decisions_beside_what_is_kept(place, decision, monkeypatch):
+    """Sizes and data that Python reads are compared before anything runs."""
+    monkeypatch.setenv("ORTMODULE_CAPTURE_SHARE", "inf")
+    torch.manual_seed(0)
+    eager = Decides(place, decision)
+    module = ORTModule(copy.deepcopy(eager))
+    for step in range(9):
+        x = torch.randn(4 + step % 3, 4).abs() * (-1 if step % 4 == 0 else 1)
+        found, expected = module(x, []), eager(x, [])
+        torch.testing.assert_close(found, expected)
+        for model in (module, eager):
+            model.zero_grad()
+        found.square().sum().backward(), expected.square().sum().backward()
+        for ours, theirs in zip(module.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
 def test_what_is_only_kept_does_not_cut_the_graph():
     """A loss that nothing goes on with, and what has no gradient."""
 

@@ -39,6 +39,11 @@ class ReadChecks:
                 self.early, _ = _only_outputs(self._model, n_outputs, self._tokens, trace.nodes)
                 known.plans.append(self.early.plans)  # they rest on the same knowledge
 
+    def always_first(self) -> None:
+        """What is read comes before the rest in every run: pieces of the graph have effects."""
+        if self.early is None and (self.size is not None or self.data is not None):
+            self.early, self._part = _only_outputs(self._model, self._first, 0, ())
+
     def come_first(self, missed: int, runs: int) -> bool:
         """Is it worth it to run what is read from data alone, before the rest? Of the runs so far ``missed`` did not
         hold, and ``runs`` did."""
