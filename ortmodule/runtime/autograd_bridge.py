@@ -35,7 +35,6 @@ class ForwardGraph(RecomputableGraph, Protocol):
     executables: Executables
     variant: capture_budget.Variant
     needs: Flags  # which inputs need a gradient
-    empty: list[int]  # of the leaves
     differentiable: list[int]  # outputs
     prediction: Flags  # which outputs will receive a gradient
     failed: Callable[[Exception], None]
@@ -196,15 +195,13 @@ class Pending:
                 found = self._backward_with_host_nodes(wanted, self.run, output_grads, keep, inputs, outputs)
             if wanted != executable.output_grads and (none := self.without_gradient(wanted)) is not None:
                 found = [None if flag else grad for flag, grad in zip(none, found, strict=True)]
-        for i in graph.empty:  # the engine leaves out what is empty; its gradient is empty, not none
-            if found[i] is None:
-                found[i] = torch.zeros_like(self.tensors[i])
         if not keep:
             self.forget()
         gradients: list[torch.Tensor | None] = []
         for i in graph.leaves:
             grad = found[i]
-            if grad is None and i in graph.reached(wanted):
+            # The engine leaves out what is empty; its gradient is empty, not none.
+            if grad is None and (i in graph.reached(wanted) or not tensors[i].numel()):
                 grad = torch.zeros_like(tensors[i])
             gradients.append(grad)
         return gradients

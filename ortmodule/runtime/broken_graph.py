@@ -19,7 +19,7 @@ from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.trace_record import Source, Trace, Write
 from ortmodule.core import devices, pytree
 from ortmodule.core.config import Config
-from ortmodule.core.dtypes import DTYPES, as_pairs
+from ortmodule.core.dtypes import DTYPES, TORCH_TYPES, as_pairs
 from ortmodule.core.errors import CaptureError, Cause, Disagrees, Incomparable, NotInEngine, Raised, StateError, Unknown
 from ortmodule.core.names import INPUT, STATE, USED_ON
 from ortmodule.core.objects.weights import weights
@@ -45,6 +45,13 @@ from ortmodule.runtime.tensors.shared_memory import put
 
 #: The engine runs a module only if breaks hold no more than this share of its weights, those of embeddings aside.
 MOST_OUTSIDE = 0.5
+#: Operators that no gradient passes.
+_STOPPING = ("StopGradient", "Shape", "Size")
+#: Those whose results are no floats.
+_WHOLE = (
+    "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or", "Xor", "IsNaN", "IsInf", "NonZero",
+    "ArgMax", "ArgMin", "Unique",
+)  # fmt: skip
 #: What an ONNX interpreter is: it computes nodes' outputs into values; `debug/onnx_interpreter.py`.
 Interpreter = Callable[[Sequence[onnx.NodeProto], dict[str, torch.Tensor], dict[str, torch.Tensor]], None]
 
@@ -143,8 +150,9 @@ class BrokenGraph(CompiledGraph):
 
     def __init__(
         self, capture: Capture, tree: Tree, guards: Guards, inputs: Sequence[torch.Tensor], config: Config,
-        tuning: Tuning | None, interpret: Interpreter,
+        tuning: Tuning | None, interpret: Interpreter, cuts: Set[str] = frozenset(),
     ) -> None:  # fmt: skip
+        """``cuts``: values at which it is cut, too."""
         self.pieces: list[PieceGraph] = []
         #: Called with each piece and its inputs before it runs; what it returns with the outputs.
         self.watch: Callable[[PieceGraph, list[torch.Tensor]], Callable[[Any], None]] | None = None
@@ -171,14 +179,17 @@ class BrokenGraph(CompiledGraph):
             f"{INPUT}{i}" for i, t in enumerate(inputs)
             if i not in written and not t.is_floating_point() and not t.is_complex()
         ]  # fmt: skip
-        kept = [*self._names, *(name for _, _, name in self._new)]
+        #: The outputs that hold what Python reads, where that is compared behind all pieces: they have no effects.
+        self._read_late = [] if trace.nodes or self.writes else self._reads_from()
+        kept = [*self._names, *(name for _, _, name in self._new), *self._read_late]
         behind = {self._names[i] for i in trace.used_on}
-        self.steps, self._step_of = cut(model, self.breaks.keys(), kept, integers, self._moved.keys(), behind)
+        self.steps, self._step_of = cut(model, self.breaks.keys(), kept, integers, self._moved.keys(), behind | cuts)
         self._check_used_on(behind)
         examples = _examples(capture, self.steps, tree, self._moved)
         self._make_pieces(examples, guards, config, tuning, interpret, trace)
         self._writes_after = self._place_writes()
-        self._reads.always_first()
+        if not self._read_late:
+            self._reads.always_first()
 
     def _make_pieces(
         self, examples: dict[str, torch.Tensor], guards: Guards, config: Config, tuning: Tuning | None,
@@ -199,6 +210,7 @@ class BrokenGraph(CompiledGraph):
             own += self._in_place(number, step)
             part = replace(
                 trace,
+                reaches=_reaches(step, differentiable, trace),
                 result=pytree.flatten(None)[1],
                 sources=[Source("graph", i) for i in range(len(step.outputs))],
                 requires_grad=flags,
@@ -266,8 +278,7 @@ class BrokenGraph(CompiledGraph):
 
     def _reads_from(self) -> list[str]:
         """The outputs that hold what Python reads."""
-        names = self.session.outputs
-        return [names[i] for i in (self._reads.size, self._reads.data) if i is not None]
+        return [self.session.outputs[i] for i in self._reads.places]
 
     @property
     def failed(self) -> Callable[[Exception], None]:
@@ -338,6 +349,8 @@ class BrokenGraph(CompiledGraph):
                 self._write_one(target, write, values[name], inputs)
             for name in step.dead:
                 values.pop(name, None)
+        if self._read_late and self.may_miss(shapes):
+            self._reads.check(shapes, {i: values[self.session.outputs[i]] for i in self._reads.places})
         outputs = [self._valued(name, values) for name in self._names]
         if self.views and shapes not in self._seen:
             self._compare_views(shapes, inputs, outputs)
@@ -493,9 +506,8 @@ def _differentiable(graph: BrokenGraph, trace: Trace, examples: dict[str, torch.
             node = trace.nodes[step.number]
             said.update(zip(step.outputs, node.flags, strict=True))
             said.update((name, need) for name, need in zip(step.operands, node.needs, strict=True) if name not in found)
-    stopping = ("StopGradient", "Shape", "Size")
     for node in graph.capture.model.graph.node:
-        carries = node.op_type not in stopping and not found.isdisjoint(used_by(node))
+        carries = node.op_type not in _STOPPING and not found.isdisjoint(used_by(node))
         if node.op_type == "PythonOp":
             flags = dict(zip(node.output[1:], trace.nodes[attributes(node)["number"]].flags, strict=False))
             carries = False
@@ -504,6 +516,33 @@ def _differentiable(graph: BrokenGraph, trace: Trace, examples: dict[str, torch.
             if said.get(name, carries):
                 found.add(name)
     return found
+
+
+def _reaches(step: Piece, differentiable: Set[str], trace: Trace) -> list[frozenset[Any]]:
+    """As :attr:`Trace.reaches`, of a piece: what of all that gets a gradient its outputs follow from."""
+    producer = {name: node for node in step.nodes for name in node.output}
+    places = {name: place for place, name in enumerate(step.inputs)}
+    reached: set[Any] = set().union(*trace.reaches)
+    found = []
+    for output in step.outputs:
+        waiting, seen = [output], set()
+        while waiting:
+            name = waiting.pop()
+            if name in seen or name not in differentiable:
+                continue
+            seen.add(name)
+            if name in producer and _has_gradient(name, producer[name]):
+                waiting += used_by(producer[name])
+        states = {name.removeprefix(STATE) for name in seen if name.startswith(STATE)} & reached
+        found.append(frozenset(states | {places[name] for name in seen if name in places}))
+    return found
+
+
+def _has_gradient(name: str, node: onnx.NodeProto) -> bool:
+    """May this result of a node have a gradient with respect to operands?"""
+    if node.op_type == "Cast":
+        return TORCH_TYPES[attributes(node)["to"]].is_floating_point
+    return node.op_type not in _STOPPING + _WHOLE and not (node.op_type == "TopK" and name == node.output[1])
 
 
 def _examples(

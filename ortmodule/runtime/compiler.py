@@ -35,16 +35,20 @@ from ortmodule.host.fallback import Fallback
 from ortmodule.host.host_node import varying
 from ortmodule.host.opaque_regions import Opaque
 from ortmodule.lowering import export
+from ortmodule.lowering.data_cuts import data_cuts
 from ortmodule.runtime.broken_graph import BrokenGraph, Interpreter
 from ortmodule.runtime.calls.capture_budget import Budget
 from ortmodule.runtime.calls.held_arguments import reads_of
 from ortmodule.runtime.calls.lengths import Lengths
 from ortmodule.runtime.calls.module_state import ModuleState, ModuleStates
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
+from ortmodule.runtime.executable import computed
 from ortmodule.runtime.tensors.shared_memory import overlap
 
 #: Submodules that are left to PyTorch for one reason, of which a user is told each.
 MOST_TOLD = 8
+#: A graph is cut where what runs twice otherwise, to find sizes, is at least such a share of a step.
+LEAST_AHEAD = 0.05
 
 
 class Owner(Protocol):
@@ -200,7 +204,12 @@ class Compiler:
     def _read(self, guards: Guards, captured: Capture, call: Call) -> CompiledGraph:
         given = captured, call.tree, guards, call.inputs, self._config(), self.owner.tuning
         if not captured.trace.used_on and not any(node.breaks for node in captured.trace.nodes):
-            return CompiledGraph(*given)
+            graph = CompiledGraph(*given)
+            if not (cuts := _cuts(graph, call)):
+                return graph
+            with contextlib.suppress(CaptureError, *ENGINE_ERRORS):
+                return BrokenGraph(*given, self.owner.interpret, cuts)
+            return graph
         try:
             return BrokenGraph(*given, self.owner.interpret)
         except CaptureError as error:
@@ -285,6 +294,23 @@ class Compiler:
         reason.__cause__ = error
         self.owner.fallback.allow(reason)
         self.owner.fallback.done(reason)
+
+
+def _cuts(graph: CompiledGraph, call: Call) -> frozenset[str]:
+    """The values to cut a graph at, where what data decides its sizes from would take a good part of a step, twice."""
+    trace, session = graph.capture.trace, graph.session
+    if trace.nodes or (trace.data_reads and graph.writes) or graph.capture.loop is not None or session.memory.budget:
+        return frozenset()
+    if graph.executables.gpu is not None:  # there row counts are guessed
+        return frozenset()
+    cuts = data_cuts(graph.capture.model, [i for i, t in enumerate(call.inputs) if not t.is_floating_point()])
+    if not cuts:
+        return frozenset()
+    try:
+        plan = graph.sketch(call.shapes, lambda: call.inputs)
+    except (DoesNotHold, NotInEngine, *ENGINE_ERRORS):
+        return frozenset()
+    return frozenset(cuts) if graph.executables.ahead > LEAST_AHEAD * computed(plan) else frozenset()
 
 
 def _without_parts(tree: Tree) -> bool:

@@ -70,6 +70,7 @@ class Executables:
         self.specs = [(DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors]
         self.varying, self._pairs, self._segments, self._check = varying, pairs, segments, check
         self.plans: OrderedDict[tuple, Executable] = OrderedDict()
+        self.ahead = 0.0  # the work of the prologues of the latest sketch
         self.deferral: Deferral | None = None  # of logits
         self._counts = Counts(MOST_PLANS)
         #: Do steps add to gradients of earlier ones? Where that makes other plans these are apart.
@@ -150,10 +151,12 @@ class Executables:
     ) -> _core.Plan:  # fmt: skip
         specs, calls = self.specs_for(shapes), session.calls()
         sizes: tuple[int, ...] = ()
+        self.ahead = 0.0
         while True:
             plan = session.sketch(specs, self.needs, grads, sizes, calls, self.gpu, memory, adds)
             if not plan.prologue:
                 return plan
+            self.ahead += computed(plan)
             if plan.probe or (calls is not None and any(row[0] in HOST_OPERATORS for row in plan.code())):
                 raise _core.UnsupportedError("PyTorch runs a part of the graph: what it gives is known after a step")
             sizes = (*sizes, *session.next_sizes(plan, tensors(), 0)())  # a seed that is not drawn: torch's stay
@@ -280,6 +283,11 @@ class Repeated:
     def outputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Of the forward over these."""
         return Run(self._plan(tensors), tensors, self._seed, self._gpu).outputs
+
+
+def computed(plan: _core.Plan) -> float:
+    """The work of a plan, about: multiplications and the like."""
+    return sum(plan.work[:3])
 
 
 def draw_seed() -> int:

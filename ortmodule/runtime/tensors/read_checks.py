@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 import torch
@@ -39,9 +39,14 @@ class ReadChecks:
                 self.early, _ = _only_outputs(self._model, n_outputs, self._tokens, trace.nodes)
                 known.plans.append(self.early.plans)  # they rest on the same knowledge
 
+    @property
+    def places(self) -> list[int]:
+        """The outputs that hold what was read."""
+        return [i for i in (self.size, self.data) if i is not None]
+
     def always_first(self) -> None:
         """What is read comes before the rest in every run: pieces of the graph have effects."""
-        if self.early is None and (self.size is not None or self.data is not None):
+        if self.early is None and self.places:
             self.early, self._part = _only_outputs(self._model, self._first, 0, ())
 
     def come_first(self, missed: int, runs: int) -> bool:
@@ -90,8 +95,9 @@ class ReadChecks:
             self.early, self._part = _only_outputs(self._model, self._first, 0, ())
         self.check_early(shapes, tensors())
 
-    def check(self, shapes: tuple, outputs: Sequence[torch.Tensor]) -> None:
-        """Raises DoesNotHold. Sizes are compared once for each shape, data every time."""
+    def check(self, shapes: tuple, outputs: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]) -> None:
+        """``outputs``: those at :attr:`places` count. Raises DoesNotHold. Sizes are compared once for each shape,
+        data every time."""
         if self.size is not None and shapes not in self.known:
             self._check_sizes(shapes, outputs[self.size])
         if self.data is not None:
