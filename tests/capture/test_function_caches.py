@@ -13,6 +13,7 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from ortmodule.capture.calls import function_caches
+from ortmodule.guards.writes import holders
 
 
 @functools.cache
@@ -31,7 +32,31 @@ def quarter(n: str):
     return n // 4
 
 
+def cached_unless(asks):
+    """A decorator whose cache is a variable of the function that it returns."""
+
+    def decorator(function):
+        cached = functools.lru_cache(maxsize=8)(function)
+
+        @functools.wraps(function)
+        def call(*args):
+            return function(*args) if asks() else cached(*args)
+
+        return call
+
+    return decorator
+
+
+@cached_unless(bool)
+def positions(n, device):
+    return torch.arange(n, device=device), torch.ones(n, 1)
+
+
 class Sizes:
+    @cached_unless(bool)
+    def positions(self, n):
+        return torch.arange(n), torch.ones(n, 1)
+
     @staticmethod
     @functools.lru_cache
     def third(n):
@@ -49,6 +74,8 @@ FUNCTIONS = {
     "a shape": lambda x: x.reshape(flat(x.shape)),
     "a static method": lambda x: x[:, : Sizes.third(x.shape[1])],
     "a method": lambda x: x.new_ones(SIZES.double(n=x.shape[1])).cumsum(0)[: x.shape[1], None] * x,
+    "a decorator's": lambda x: x * positions(x.shape[1], x.device)[0][:, None] + positions(x.shape[1], x.device)[1],
+    "a method's decorator's": lambda x: x * SIZES.positions(x.shape[1])[0][:, None],
     "heads": lambda x: einops.rearrange(x, "b n (h d) -> b h n d", h=2).sin(),
     "rows": lambda x: einops.rearrange(x, "b n d -> (b n) d").sin(),
     "repeat": lambda x: einops.repeat(x, "b n d -> b (r n) d", r=2),
@@ -106,6 +133,27 @@ def test_nothing_of_a_trace_stays():
     module(torch.randn(2, 6, 8))
     assert half.cache_info().currsize == 1  # of the check, which has numbers
     assert half(10) == 5 and half.cache_info().currsize == 2
+
+
+def test_what_refers_to_a_cache_is_not_looked_through(monkeypatch):
+    """Each look is one at all objects of the process."""
+    looks = []
+
+    def counted(objects, original=holders.referrers):
+        looks.append(len(objects))
+        return original(objects)
+
+    @functools.lru_cache
+    def ones(n):
+        return torch.ones(n), torch.ones(n)
+
+    kept = [[ones] for _ in range(300)]
+    monkeypatch.setattr(holders, "referrers", counted)
+    module = ORTModule(Module(lambda x: x * kept[0][0](x.shape[1])[0][:, None]))
+    for length in (6, 12):
+        x = torch.randn(2, length, 8)
+        torch.testing.assert_close(module(x), module._ortmodule.module(x))
+    assert len(looks) < 100
 
 
 def test_other_arguments_are_cached_in_a_trace():

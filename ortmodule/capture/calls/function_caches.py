@@ -2,7 +2,8 @@
 
 A size that is traced is a tensor. As the key of a cache it counts as its number, so the graph would be for this size
 alone, and the cache would keep tensors of the trace. So while a module is traced a call that is given traced sizes goes
-to the function behind the cache, where a module or a class of it holds the cache by name.
+to the function behind the cache, where a module or a class of it holds the cache by name, or the cache of one of their
+functions is a variable of that function's closure.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, get_args
 
 import torch
 
-from ortmodule.core.objects.interception import Replacement, replaced
+from ortmodule.core.objects.interception import Replacement, own, replaced
 from ortmodule.core.torch_private import get_tracing_state
 from ortmodule.guards.code_reader import is_library
 
@@ -73,7 +74,26 @@ def _caches_of(module: Any) -> list[tuple[Any, Replacement]]:
         elif isinstance(value, type) and value.__module__ == name_of_module:
             held = [(key, each) for key, each in vars(value).items() if _is_given_something(each)]
             found += [(each, _replacement(value, key, each)) for key, each in held]
+            for each in vars(value).values():
+                found += _caches_within(_behind(each), name_of_module)
+        else:
+            found += _caches_within(value, name_of_module)
     return found
+
+
+def _caches_within(function: Any, name_of_module: str) -> list[tuple[Any, Replacement]]:
+    """Those that a function of this module has around it: a decorator's, which asks before it looks into one."""
+    if not isinstance(function, types.FunctionType) or function.__module__ != name_of_module:
+        return []
+    held = [(cell, each) for cell in function.__closure__ or () if isinstance(each := _inside(cell), _Cache)]
+    return [(each, _replacement(cell, "cell_contents", each)) for cell, each in held if _is_given_something(each)]
+
+
+def _inside(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet
+        return None
 
 
 def _replacement(owner: Any, name: str, value: Any) -> Replacement:
@@ -119,4 +139,4 @@ def _around(cache: Any) -> Callable:
 
 def left_out() -> AbstractContextManager[None]:
     """Inside, calls with traced sizes go past caches of functions."""
-    return replaced([each for value, each in _caches() if vars(each.owner).get(each.name) is value])
+    return replaced([each for value, each in _caches() if own(each.owner, each.name) is value])

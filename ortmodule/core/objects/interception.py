@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,11 @@ class Replacement:
         return cls(owner, name, functools.wraps(function)(make(function)))
 
 
+def own(owner: Any, name: str) -> Any:
+    """What it has itself: a class may inherit more. A variable of a closure has its ``cell_contents``."""
+    return getattr(owner, name) if isinstance(owner, types.CellType) else vars(owner).get(name, _MISSING)
+
+
 class _Place:
     """One attribute that is replaced: how it was found, and the replacements, the latest last."""
 
@@ -45,7 +51,7 @@ class _Place:
 
     def update(self) -> None:
         value = self.latest[-1].value if self.latest else self.found
-        if value is vars(self.owner).get(self.name, _MISSING):
+        if value is own(self.owner, self.name):
             return
         if value is _MISSING:
             delattr(self.owner, self.name)
@@ -70,7 +76,7 @@ def _enter_all(replacements: Iterable[Replacement], made: list[Replacement]) -> 
         owner, name = replacement.owner, replacement.name
         key = id(owner), name
         with _lock:
-            now = vars(owner).get(name, _MISSING)
+            now = own(owner, name)
             place = _places.get(key) or _Place(owner, name, now)
             place.latest.append(replacement)
             _places[key] = place  # it keeps the owner, whose id is no other's meanwhile

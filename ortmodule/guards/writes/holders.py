@@ -206,8 +206,8 @@ def is_held(tensors: list[torch.Tensor]) -> bool:
 
 
 def _is_passed(holder: Any) -> bool:
-    """May something that existed before hold this?"""
-    if isinstance(holder, (types.ModuleType, types.FunctionType, type, nn.Module)):
+    """May something that existed before hold this? A function's cache is everywhere where the function is."""
+    if isinstance(holder, (types.ModuleType, types.FunctionType, type, nn.Module)) or type(holder).__name__ in _CACHES:
         return False
     return not (type(holder) is dict and _namespace(holder) is not None)
 
