@@ -110,6 +110,8 @@ BOUNDS = {
     "size": lambda x, n: x + F.interpolate(x[None], size=n - 3).sum(),
     "pad": lambda x, n: x + F.pad(x, (0, n - 6)).sum(),
     "written": lambda x, n: written(x, n),
+    "shape": lambda x, n: x + x.reshape(n - 3, -1).sum(),
+    "shape of nothing": lambda x, n: x + x.new_ones(n - n % 2, 2).view(n // 2, 4).sum(),
 }
 
 
@@ -165,3 +167,20 @@ FEW = ("division", "floor", "rest by a fraction", "divmod", "inverse", "negative
 def test_few_graphs(name):
     """One graph is for all lengths at which there is a number; parts of the first batch may have none."""
     assert compare(lambda x, n: x * NUMBERS[name](n), False).exports <= 3
+
+
+#: Sizes that may be 0, and one number where torch takes a list: one graph is for all.
+LISTS = {
+    "view": lambda x, n: x + x.new_ones(2 * (n // 2), WIDTH).view(2, n // 2, WIDTH).sum((0, 1)),
+    "reshape": lambda x, n: x + x.new_ones(2 * int(n / 2), WIDTH).reshape((int(n / 2), 2, WIDTH)).sum((0, 1)),
+    "rolled": lambda x, n: x + x.roll(int(n / 2)),
+    "rolled along": lambda x, n: x + torch.roll(x, n // 2, dims=0) + x.roll(shifts=-n, dims=1),
+    "rolled by lists": lambda x, n: x + x.roll((n // 2, n), (0, 1)),
+    "repeated": lambda x, n: x + x[0].repeat(int(n / 2)).sum() + x[0].tile(n).sum(),
+    "expanded": lambda x, n: x + x[0, :1].expand(int(n / 2)).sum() + torch.ones(n // 2).sum(),
+}
+
+
+@each("name, data", [(name, d) for name in LISTS for d in (True, False)], some(3))
+def test_one_graph(name, data):
+    assert compare(LISTS[name], data).exports == 1

@@ -381,7 +381,8 @@ _FULL = frozenset((torch.full, torch.full_like, torch.Tensor.new_full, torch.Ten
 _INDEXING = frozenset((torch.Tensor.__getitem__, torch.Tensor.__setitem__))
 _SPLITTING = _functions("split split_with_sizes")
 _SPACED = (torch.linspace, torch.logspace)
-_RESHAPING = _functions("reshape view unflatten")
+_UNFLATTENING = _functions("unflatten")
+_RESHAPING = _UNFLATTENING | _functions("reshape view")
 NARROWING = frozenset((torch.narrow, torch.Tensor.narrow))
 #: Beside sizes they take tensors for numbers.
 _TAKING_NUMBERS = _functions("where masked_fill masked_fill_ clamp clamp_ clip clip_ lerp lerp_")
@@ -418,8 +419,9 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         sizes = _sizes(args[1])
         read_condition(sum(sizes) == args[0].size(dim))  # torch raises an error else
         read_condition(torch.stack([each for each in sizes if isinstance(each, torch.Tensor)]).min() >= 0)
-    if function in _RESHAPING:  # a graph takes 0 for the size that there is, and -1 for any
-        _check(_positive([*args[1:], *kwargs.values()]), "a size that data decides is not positive")
+    if function in _RESHAPING:  # a graph takes -1 for any size, and of some of these 0 for the size that there is
+        least = int(function in _UNFLATTENING)
+        _check(_least([*args[1:], *kwargs.values()]) >= least, "a size that data decides is not positive")
     if function is torch.arange:
         bounds = conditions_of_range(*map(_sizes, args), **{k: _sizes(v) for k, v in kwargs.items()})
         for condition in filter(torch.is_tensor, bounds):
@@ -443,10 +445,10 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
     return run(function, tuple(map(convert, args)), {name: convert(a) for name, a in kwargs.items()})
 
 
-def _positive(sizes: Sequence[Any]) -> torch.Tensor:
-    """Are all of these in nested lists that are numbers of a trace?"""
-    found = [_positive(s) if isinstance(s, (tuple, list)) else s.tensor > 0 for s in sizes if is_among((s,))]
-    return torch.stack(found).all()
+def _least(sizes: Sequence[Any]) -> torch.Tensor:
+    """The least of those in nested lists that are numbers of a trace."""
+    found = [_least(s) if isinstance(s, (tuple, list)) else s.tensor for s in sizes if is_among((s,))]
+    return torch.stack(found).min()
 
 
 def _check(holds: torch.Tensor, otherwise: str) -> None:
