@@ -1,4 +1,4 @@
-"""Softmax with a mask is 0 where everything is hidden alone: where all that is allowed is -inf it is PyTorch's NaN."""
+"""A masked softmax is 0 where everything is hidden, and PyTorch's NaN where all that is allowed is -inf."""
 
 import copy
 import math
