@@ -5,7 +5,12 @@
  *   MaskedSoftmax(x + where(allowed, 0, -inf))                as torch's does
  *
  * The scores of attention are the largest values there are; the mask costs them two passes forward and two backward,
- * and in the operator nothing. `lowest` is -inf or the type's lowest number, so that what is masked comes out as 0. */
+ * and in the operator nothing. `lowest` is -inf or the type's lowest number, so that what is masked comes out as 0.
+ *
+ * The first two are NaN, or weigh what is hidden, too, where all that is allowed is -inf or the lowest number. So x is
+ * made of products, or just what is -inf is hidden; other logits stay as they are. The third is torch's, which has zeros
+ * there, as the operator has. */
+#include "passes/attention_mask.h"
 #include "passes/pipeline.h"
 
 #include "ops/op.h"
@@ -33,6 +38,7 @@ static status to_masked_softmax(graph *g, value *const v[], const node *root, va
     if (!shape_equal(&v[X]->shape, &root->out[0]->shape)) return OK; /* the mask is larger than x */
     if (v[LOWEST] && !is_lowest(v[LOWEST])) return OK;
     if (v[HIDDEN]) TRY(emit(g, &allowed, "Not", before_expand(v[HIDDEN])));
+    if (v[LOWEST] && !attention_is_computed(v[X]) && !attention_mask_finite(allowed, v[X])) return OK;
     return emit(g, out, "MaskedSoftmax", v[X], before_expand(allowed));
 }
 

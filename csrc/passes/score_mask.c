@@ -295,13 +295,11 @@ static status find_answer(graph *g, const shape *s, const masks *m, answers *kno
 
 /* Nothing else hides, so that of a query that sees a key a weight is left. */
 static bool fits(const node *n, const masks *m, const value *rest) {
-    enum { NOWHERE = -1 };
     const value *x = n->in[0];
 
     for (int i = 0; i < m->count; i++)
         if (!(m->mask[i].number <= far_below) || m->mask[i].as.rank == 0) return false;
-    return rest && rest->type == x->type && shape_equal(&rest->shape, &x->shape) &&
-           attention_is_moderate(rest, NOWHERE);
+    return rest && rest->type == x->type && shape_equal(&rest->shape, &x->shape) && attention_is_computed(rest);
 }
 
 /* Attention as one operator of torch's may come of it: of so many scores. */

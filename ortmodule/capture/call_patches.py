@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ortmodule.capture import scalar_guards
+from ortmodule.capture.numbers.symbolic_numbers import stands_for_one
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.size_expr import is_whole
 from ortmodule.core.torch_private import get_tracing_state, native_batch_norms, pad_sequence, vf_split
@@ -34,6 +35,7 @@ _SUMS = frozenset(
     )
     for name in names.split()
 )  # fmt: skip
+_ROLLS = (torch.roll, torch.Tensor.roll)
 _STRIDED = (torch.as_strided, torch.Tensor.as_strided)
 
 #: They trust the indices or sizes that they are given, which need not fit a part of a tensor: PyTorch writes where it
@@ -155,6 +157,8 @@ def _arguments(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tupl
     place = _FILLS.get(function)
     if place is not None:
         return _as_number(function, args, kwargs, *place)
+    if function in _ROLLS:
+        return _as_list(args, kwargs, 1, "shifts")
     if function in _STRIDED:
         return _strided(*args, **kwargs), {}
     if function in _CHOICES or function in _SUMS:
@@ -172,6 +176,16 @@ def _as_number(function: Any, args: tuple, kwargs: dict, i: int, name: str) -> t
     if i < len(args):
         return (*args[:i], int(value), *args[i + 1 :]), kwargs
     return args, {**kwargs, name: int(value)}
+
+
+def _as_list(args: tuple, kwargs: dict[str, Any], i: int, name: str) -> tuple[tuple, dict[str, Any]]:
+    """With a list of one number for a number that sizes or data decide, which torch traces in a list alone."""
+    value = args[i] if i < len(args) else kwargs.get(name)
+    if not isinstance(value, torch.Tensor) or not (is_whole(value) or stands_for_one(value)):
+        return args, kwargs
+    if i < len(args):
+        return (*args[:i], [value], *args[i + 1 :]), kwargs
+    return args, {**kwargs, name: [value]}
 
 
 def _strided(

@@ -28,6 +28,7 @@ from torch.distributions import Distribution
 from torch.nn.modules import module as nn_module
 from torch.nn.utils import stateless
 
+from ortmodule.capture.numbers import size_arithmetic
 from ortmodule.capture.numbers.part_counts import part_count
 from ortmodule.capture.numbers.read_causes import DATA, RANDOM, SIZE, dependence
 from ortmodule.core.errors import NotTraceable
@@ -419,7 +420,7 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
 
 def observed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """For every function of torch that is called in a trace, whatever name it is called by: notes what decides its
-    result. That of a comparison, or NotImplemented."""
+    result. That of a comparison, or of arithmetic with sizes that torch has otherwise than Python; NotImplemented."""
     if function is pack_padded_sequence and active() is not None:
         bool(_packable(*args))
     recorder = active()
@@ -429,6 +430,9 @@ def observed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if function in _COMPARISONS:  # a Python bool: tensor operations, and a read of their result
         return bool(_COMPARISONS[function](*args, **kwargs))
     with recorder.paused():
+        if (number := size_arithmetic.computed(function, args, kwargs, recorder.read)) is not NotImplemented:
+            return number
+        size_arithmetic.read_bounds(function, args, kwargs, recorder.read)
         if function in _SQUEEZES:
             _squeezed(recorder, *args, **kwargs)
         elif (found := part_count(function, args, kwargs)) is not None and isinstance(found[0], torch.Tensor):

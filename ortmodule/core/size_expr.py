@@ -46,7 +46,6 @@ FUNCTIONS: dict[str, Callable] = {
     if hasattr(math, name)
 }  # fmt: skip
 _SQUARE_ROOT = "aten::sqrt"
-_DIVISIONS = ("aten::div", "aten::reciprocal", "aten::floor_divide", "aten::remainder")
 #: What results of these have for a value.
 _ARITHMETIC: dict[str, Callable] = {
     "aten::add": lambda a, b, times=1: a + times * b,
@@ -111,12 +110,6 @@ def near_parts(tensor: torch.Tensor) -> list[TracedValue]:
 def _is_near(value: TracedValue) -> bool:
     kind = value.node().kind()
     return (kind in FUNCTIONS and kind != _SQUARE_ROOT) or (kind == "aten::pow" and _is_fraction(value))
-
-
-def divides_by_size(tensor: torch.Tensor) -> bool:
-    """Is a fraction, computed from sizes, one by a number that may be 0?"""
-    divisors = [list(value.node().inputs())[-1] for value in _parts(tensor) if value.node().kind() in _DIVISIONS]
-    return any(divisor.node().kind() != "prim::Constant" for divisor in divisors)
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[TracedValue]:

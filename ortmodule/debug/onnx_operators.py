@@ -6,7 +6,7 @@ An entry is a function of (attributes, number of outputs, *operands). Autograd g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -75,10 +75,6 @@ def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> T
     return x if high is None else torch.minimum(x, high)
 
 
-def _reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
-    return x.reshape(tuple(x.shape[i] if n == 0 else n for i, n in enumerate(shape)))
-
-
 def _squeeze(x: Tensor, axes: list[int] | None) -> Tensor:
     return x.squeeze() if axes is None else x.squeeze(tuple(axes))
 
@@ -139,12 +135,18 @@ _plain(
     Tanh=torch.tanh, Where=_where, Xor=torch.logical_xor, HardSwish=F.hardswish, Mish=F.mish,
     Expand=lambda x, shape: x.expand(torch.broadcast_shapes(x.shape, _ints(shape))),
     Pow=_pow, Range=_range,
-    Reshape=lambda x, shape: _reshape(x, _ints(shape)), Size=lambda x: torch.tensor(x.numel()),
+    Size=lambda x: torch.tensor(x.numel()),
     Slice=_slice, Squeeze=lambda x, axes=None: _squeeze(x, _ints_or_none(axes)),
     Tile=lambda x, times: x.repeat(_ints(times)), Unsqueeze=lambda x, axes: _unsqueeze(x, _ints(axes)),
     NonZero=lambda x: x.nonzero().T.contiguous(), BitwiseAnd=torch.bitwise_and, BitwiseOr=torch.bitwise_or,
     BitwiseXor=torch.bitwise_xor, BitwiseNot=torch.bitwise_not,
 )  # fmt: skip
+
+
+@_operator("Reshape")
+def _reshape(a: Attributes, n: int, x: Tensor, shape: Tensor) -> Tensor:
+    keeps = not a.get("allowzero", 0)
+    return x.reshape(tuple(x.shape[i] if d == 0 and keeps else d for i, d in enumerate(_ints(shape))))
 
 
 @_operator("Constant")

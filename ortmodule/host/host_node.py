@@ -125,7 +125,8 @@ class Node:
                 given[i] = inputs[number]
         leaves = [t.requires_grad_() if need else t for t, need in zip(given, self.needs, strict=True)]
         if not self.clones:
-            return leaves, self._operators(leaves) or self.call(leaves, generators=generators)
+            found = self._operators(leaves)
+            return leaves, self.call(leaves, generators=generators) if found is None else found
         with self.modes.set():
             passed = [with_attributes(t.clone(), t) if t.requires_grad else t for t in leaves]
         return leaves, self.call(passed, generators=generators)

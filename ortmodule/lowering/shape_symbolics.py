@@ -1,4 +1,4 @@
-"""Translates operators that change only a tensor's shape: squeeze, pad, tile, chunk, split.
+"""Translates operators that change only a tensor's shape: squeeze, view, pad, tile, chunk, split.
 
 Ranks and lists have the lengths of the trace, so no translation asks in the graph which it is, as the exporter's do.
 """
@@ -25,6 +25,7 @@ from ortmodule.lowering.traced_tensors import rank_of
 
 _UNPACK = "prim::ListUnpack"
 _END = 2**63 - 1
+_ZERO_IS_ZERO = 14  # the opset from which a Reshape may take 0 for a size
 
 
 @symbolic("aten::squeeze")
@@ -58,6 +59,14 @@ def _is_read(value: TracedValue, dim: int) -> bool:
             if any(user.kind() == "aten::eq" for user in users):
                 return True
     return False
+
+
+@symbolic("aten::view", "aten::reshape")
+def _reshape(g: GraphContext, x: TracedValue, shape: TracedValue) -> TracedValue:
+    """A size that is computed may be 0, which the exporter's operator takes for the one that there is."""
+    if g.opset < _ZERO_IS_ZERO or isinstance(maybe_get_const(shape, "is"), (list, tuple)):
+        return NotImplemented
+    return g.op("Reshape", x, shape, allowzero_i=1)
 
 
 @symbolic("aten::pad")

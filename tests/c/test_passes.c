@@ -352,16 +352,32 @@ TEST(a_mask_goes_into_the_softmax) {
     value *x = INPUT(g, "x", F32, 2, 4, 3), *y = INPUT(g, "y", F32, 2, 4, 3);
     value *allowed = INPUT(g, "allowed", BOOL, 4, 3);
 
-    make_output(g, masked_around(g, x, allowed, -INFINITY));
-    make_output(g, masked_around(g, y, NODE(g, "Expand", allowed, INT_LIST(g, 2, 4, 3)), -3.4028234663852886e38));
+    make_output(g, masked_around(g, NODE(g, "Tanh", x), allowed, -INFINITY));
+    make_output(g, masked_around(g, NODE(g, "Tanh", y), NODE(g, "Expand", allowed, INT_LIST(g, 2, 4, 3)),
+                                 -3.4028234663852886e38));
     check_rewrite(g, "masked_softmax",
                   "input %0 x float32[2, 4, 3] grad\n"
                   "input %1 y float32[2, 4, 3] grad\n"
                   "input %2 allowed bool[4, 3]\n"
-                  "%3 = MaskedSoftmax(%0 x, %2 allowed) float32[2, 4, 3]\n"
-                  "%4 = MaskedSoftmax(%1 y, %2 allowed) float32[2, 4, 3]\n"
-                  "output %3\n"
-                  "output %4\n");
+                  "%3 = Tanh(%0 x) float32[2, 4, 3]\n"
+                  "%4 = MaskedSoftmax(%3, %2 allowed) float32[2, 4, 3]\n"
+                  "%5 = Tanh(%1 y) float32[2, 4, 3]\n"
+                  "%6 = MaskedSoftmax(%5, %2 allowed) float32[2, 4, 3]\n"
+                  "output %4\n"
+                  "output %6\n");
+    ctx_release(&c);
+}
+
+TEST(logits_that_may_be_nothing_but_infinite_keep_their_mask) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 4, 3), *w = INPUT(g, "w", F32, 3), *allowed = INPUT(g, "allowed", BOOL, 4, 3);
+
+    make_output(g, masked_around(g, x, allowed, -INFINITY));
+    make_output(g, masked_around(g, NODE(g, "Mul", x, w), allowed, -INFINITY));
+    make_output(g, masked_around(g, NODE(g, "Log", x), allowed, -INFINITY));
+    check_untouched(g, "masked_softmax");
     ctx_release(&c);
 }
 
@@ -372,6 +388,7 @@ TEST(a_mask_of_what_is_hidden_goes_into_the_softmax) {
     value *x = INPUT(g, "x", F32, 2, 4, 3), *allowed = INPUT(g, "allowed", BOOL, 4, 3);
     value *other = INPUT(g, "other", BOOL, 3), *hidden = NODE(g, "Not", allowed);
 
+    x = NODE(g, "Tanh", x);
     for (int i = 0; i < 2; i++) {
         value *mask = i ? other : hidden, *low = number(g, F32, -INFINITY), *y = NODE(g, "Where", mask, low, x);
         y = NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", 2)), y);
@@ -381,11 +398,12 @@ TEST(a_mask_of_what_is_hidden_goes_into_the_softmax) {
                   "input %0 x float32[2, 4, 3] grad\n"
                   "input %1 allowed bool[4, 3]\n"
                   "input %2 other bool[3]\n"
-                  "%3 = MaskedSoftmax(%0 x, %1 allowed) float32[2, 4, 3]\n"
-                  "%4 = Not(%2 other) bool[3]\n"
-                  "%5 = MaskedSoftmax(%0 x, %4) float32[2, 4, 3]\n"
-                  "output %3\n"
-                  "output %5\n");
+                  "%3 = Tanh(%0 x) float32[2, 4, 3]\n"
+                  "%4 = MaskedSoftmax(%3, %1 allowed) float32[2, 4, 3]\n"
+                  "%5 = Not(%2 other) bool[3]\n"
+                  "%6 = MaskedSoftmax(%3, %5) float32[2, 4, 3]\n"
+                  "output %4\n"
+                  "output %6\n");
     ctx_release(&c);
 }
 

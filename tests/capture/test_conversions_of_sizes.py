@@ -7,24 +7,15 @@ from math import floor
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from ortmodule import ORTModule, explain
+from tests.capture.blocks import Block
 from tests.selection import each
 from tests.twins import step
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WIDTH = 6
 ROWS = (5, 3, 8, 5, 12, 2)
-
-
-class Block(nn.Module):
-    def __init__(self, use):
-        super().__init__()
-        self.first, self.last, self.use = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), use
-
-    def forward(self, x):
-        return self.last(self.use(self.first(x)))
 
 
 def counted_on(h):
@@ -123,7 +114,7 @@ SHORT = ("view", "a global floor", "counted on", "half", "map", "number in an er
 
 def compare(use, rows=ROWS):
     torch.manual_seed(0)
-    eager = Block(use)
+    eager = Block(use, WIDTH)
     ours = ORTModule(copy.deepcopy(eager))
     for n in rows:
         x = torch.randn(n, WIDTH)

@@ -128,6 +128,7 @@ def sliced(h, start):
 
 #: What else than a float is drawn, and goes into tensors alone.
 OTHERS = {
+    "roll": lambda m, h: h.roll(random.randint(0, 3), 1),
     "an integer": lambda m, h: h * random.randint(1, 9),
     "an index": lambda m, h: h + h[:, random.randrange(4)][:, None],
     "where a slice begins": lambda m, h: sliced(h, random.randint(0, 2)),
@@ -220,7 +221,6 @@ DECISIONS = {
     "Generator": lambda m, h: h * 2 if m.rng.integers(4) == 1 else h,
     "a result": lambda m, h: (h, m.kept.append(numpy.random.rand(2)))[0],
     "numbers of two types": lambda m, h: h * random.choice([1, 2.5]),
-    "roll": lambda m, h: h.roll(random.randint(0, 3), 1),
 }
 
 

@@ -11,21 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from ortmodule import ORTModule, explain
+from tests.capture.blocks import Block
 from tests.selection import each
 from tests.twins import step_in_mode
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WIDTH = 4
 LENGTHS = (5, 3, 8, 1, 12, 7, 2, 64, 101, 5)
-
-
-class Block(nn.Module):
-    def __init__(self, use):
-        super().__init__()
-        self.first, self.last, self.use = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), use
-
-    def forward(self, x):
-        return self.last(self.use(self.first(x)))
 
 
 #: Whole numbers that follow from a size.
@@ -73,6 +65,9 @@ USES = {
     "index": lambda h, k: h + h[k % h.shape[0]],
     "factor": lambda h, k: h * k + k / 3,
     "view": lambda h, k: h + h.new_ones(2 * k + 2, WIDTH).view(2, k + 1, WIDTH).sum((0, 1)),
+    "view of nothing": lambda h, k: h + h.new_ones(2 * k, WIDTH).view(2, k, WIDTH).sum((0, 1)),
+    "rolled": lambda h, k: h + h.roll(k, 0) + h.roll(shifts=-k, dims=1),
+    "rolled as a whole": lambda h, k: h + torch.roll(h, k),
     "expanded": lambda h, k: h + h[:1].expand(k, -1).sum(0),
     "repeated": lambda h, k: h + h[:1].repeat(k + 1, 1).sum(0),
     "pad": lambda h, k: h + F.pad(h, (0, 0, 0, k)).sum(0),
@@ -137,7 +132,7 @@ OF_FRACTIONS = [(f, u, t) for f in FRACTIONS for u in USES_OF_FRACTIONS for t in
 
 def compare(use, training=True, lengths=LENGTHS):
     torch.manual_seed(0)
-    eager = Block(use)
+    eager = Block(use, WIDTH)
     ours = ORTModule(copy.deepcopy(eager))
     for n in lengths:
         x = torch.randn(n, WIDTH)

@@ -19,7 +19,6 @@ import torch
 from ortmodule.core.size_expr import (
     FUNCTIONS,
     as_tensor,
-    divides_by_size,
     is_itself,
     is_number,
     near_parts,
@@ -46,8 +45,6 @@ def rounded(kind: Callable[..., int], value: torch.Tensor, read: Callable[[torch
     number = number_of(value)
     if number is None or not math.isfinite(number):
         return None
-    if divides_by_size(value):
-        read(_is_finite(value))
     if (parts := near_parts(value)) and not _is_steady(value, parts, read):
         return None
     found = _ROUNDING[kind](value).to(torch.int64)

@@ -14,6 +14,7 @@ functions take for a number while a module is traced.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from ortmodule.capture import scalar_guards
+from ortmodule.capture.numbers.size_arithmetic import conditions_of_range
 from ortmodule.core import pytree
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.size_expr import near_parts, number_of
@@ -30,6 +32,7 @@ from ortmodule.core.structures import tokens as pytree_tokens
 from ortmodule.core.torch_private import get_tracing_state, make_subclass, no_torch_function, untraced
 
 _NARROW = (torch.bfloat16, torch.float16)
+_EXACT = 2**53  # what whole numbers are below that a fraction has
 _DIGITS = 1e-9  # what last digits may make of a number, of it and of 1
 
 
@@ -202,12 +205,31 @@ def _arithmetic(name: str, compute: Callable, of_tensors: Callable, backwards: b
             return compute(*[value_of(x) if is_one(x) else x for x in (a, b)], *rest)
         if is_one(b) and compute in _DIVISIONS:
             read_condition(b.tensor != 0)  # Python raises ZeroDivisionError
+        if compute is operator.pow:
+            return _raised(a, b, of_tensors)
         value = compute(*[_plain(x) if is_one(x) else x for x in (a, b)])
         wide = isinstance(a, float) or isinstance(b, float) or compute in (operator.truediv, operator.pow)
         return known(value, of_tensors(_wide(a, wide), _wide(b, wide)), a, b)
 
     method.__name__ = name
     return method
+
+
+def _raised(a: Any, b: Any, of_tensors: Callable) -> Any:
+    """``a ** b``. Where Python raises an error, or has a number that the graph has not, the values are read."""
+    x, y = (_plain(each) if is_one(each) else each for each in (a, b))
+    if is_one(b) and not isinstance(x, float) and not isinstance(y, float):
+        read_condition(b.tensor >= 0)  # whether it is a whole number
+    try:
+        value = x**y
+    except ArithmeticError:
+        value = math.inf
+    most = _EXACT if type(value) is int else math.inf
+    if isinstance(value, complex) or not abs(value) < most:
+        return operator.pow(*(value_of(each) if is_one(each) else each for each in (a, b)))
+    tensor = of_tensors(_wide(a, True), _wide(b, True))
+    read_condition(tensor.abs() < most)
+    return known(value, tensor, a, b)
 
 
 BINARY: dict[str, tuple[Callable, Callable]] = {
@@ -359,7 +381,8 @@ _FULL = frozenset((torch.full, torch.full_like, torch.Tensor.new_full, torch.Ten
 _INDEXING = frozenset((torch.Tensor.__getitem__, torch.Tensor.__setitem__))
 _SPLITTING = _functions("split split_with_sizes")
 _SPACED = (torch.linspace, torch.logspace)
-_RESHAPING = _functions("reshape view unflatten")
+_UNFLATTENING = _functions("unflatten")
+_RESHAPING = _UNFLATTENING | _functions("reshape view")
 NARROWING = frozenset((torch.narrow, torch.Tensor.narrow))
 #: Beside sizes they take tensors for numbers.
 _TAKING_NUMBERS = _functions("where masked_fill masked_fill_ clamp clamp_ clip clip_ lerp lerp_")
@@ -396,12 +419,13 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         sizes = _sizes(args[1])
         read_condition(sum(sizes) == args[0].size(dim))  # torch raises an error else
         read_condition(torch.stack([each for each in sizes if isinstance(each, torch.Tensor)]).min() >= 0)
-    if function in _RESHAPING:  # a graph takes 0 for the size that there is, and -1 for any
-        _check(_positive([*args[1:], *kwargs.values()]), "a size that data decides is not positive")
+    if function in _RESHAPING:  # a graph takes -1 for any size, and of some of these 0 for the size that there is
+        least = int(function in _UNFLATTENING)
+        _check(_least([*args[1:], *kwargs.values()]) >= least, "a size that data decides is not positive")
     if function is torch.arange:
-        _check(
-            _ranges(*map(_sizes, args), **{k: _sizes(v) for k, v in kwargs.items()}), "arange() ends before it begins"
-        )
+        bounds = conditions_of_range(*map(_sizes, args), **{k: _sizes(v) for k, v in kwargs.items()})
+        for condition in filter(torch.is_tensor, bounds):
+            _check(condition, "arange() ends before it begins")
     if function in _SPACED and is_one(steps := args[2] if len(args) > 2 else kwargs["steps"]):
         _check(steps.tensor >= 0, f"{function.__name__}() has fewer than no steps")
     if function in _INDEXING and len(args) > 1:
@@ -421,15 +445,10 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
     return run(function, tuple(map(convert, args)), {name: convert(a) for name, a in kwargs.items()})
 
 
-def _positive(sizes: Sequence[Any]) -> torch.Tensor:
-    """Are all of these in nested lists that are numbers of a trace?"""
-    found = [_positive(s) if isinstance(s, (tuple, list)) else s.tensor > 0 for s in sizes if is_among((s,))]
-    return torch.stack(found).all()
-
-
-def _ranges(start: Any, end: Any = None, step: Any = 1, **_: Any) -> torch.Tensor:
-    start, end = (0, start) if end is None else (start, end)
-    return torch.as_tensor((end - start) * step >= 0)
+def _least(sizes: Sequence[Any]) -> torch.Tensor:
+    """The least of those in nested lists that are numbers of a trace."""
+    found = [_least(s) if isinstance(s, (tuple, list)) else s.tensor for s in sizes if is_among((s,))]
+    return torch.stack(found).min()
 
 
 def _check(holds: torch.Tensor, otherwise: str) -> None:
@@ -507,6 +526,8 @@ def _index(index: Any, run: Callable) -> Any:
     """An index with tensors in place of lists of numbers."""
     if type(index) is tuple:
         return tuple(_index(each, run) for each in index)
+    if type(index) is slice and is_one(index.step):
+        _check(index.step.tensor > 0, "the step of a slice is not positive")
     if type(index) is list and is_among(index):
         return _tensor_of(torch.tensor, (index,), {}, run)
     return index
