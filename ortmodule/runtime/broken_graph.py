@@ -36,7 +36,7 @@ from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Node, operands_of, specs_of
 from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Replayed
-from ortmodule.lowering.graph_cuts import Break, Piece, cut, used_by
+from ortmodule.lowering.cuts.graph_cuts import Break, Piece, cut, used_by
 from ortmodule.runtime.calls.parts import parts_of
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.executable import Flags, seed_of
@@ -302,8 +302,11 @@ class BrokenGraph(CompiledGraph):
     def sketch(
         self, shapes: tuple, inputs: Callable[[], Sequence[torch.Tensor]], memory: MemoryGoal | None = None
     ) -> _core.Plan:
-        breaks = ", ".join(sorted({node.name for node in self.capture.trace.nodes if node.breaks}))
-        raise _core.UnsupportedError(f"PyTorch runs {breaks} between parts of the graph, in memory that no plan counts")
+        breaks = ", ".join(sorted({node.name for node in self.breaks.values()}))
+        text = f"PyTorch runs {breaks} between parts of the graph, in memory that no plan counts"
+        raise _core.UnsupportedError(
+            text if breaks else "the graph is in pieces, and no plan counts what is between them"
+        )
 
     def has_effects(self) -> bool:
         return True

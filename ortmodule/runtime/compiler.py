@@ -35,7 +35,7 @@ from ortmodule.host.fallback import Fallback
 from ortmodule.host.host_node import varying
 from ortmodule.host.opaque_regions import Opaque
 from ortmodule.lowering import export
-from ortmodule.lowering.data_cuts import data_cuts
+from ortmodule.lowering.cuts.data_cuts import data_cuts
 from ortmodule.runtime.broken_graph import BrokenGraph, Interpreter
 from ortmodule.runtime.calls.capture_budget import Budget
 from ortmodule.runtime.calls.held_arguments import reads_of

@@ -2,7 +2,7 @@
 
 from onnx import TensorProto, helper
 
-from ortmodule.lowering.graph_cuts import Break, Piece, cut
+from ortmodule.lowering.cuts.graph_cuts import Break, Piece, cut
 
 
 def model(*nodes, inputs=("input/0", "input/1", "state/w")):

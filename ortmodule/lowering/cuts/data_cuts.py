@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 
 from ortmodule.core.names import INPUT
-from ortmodule.lowering.graph_cuts import used_by
+from ortmodule.lowering.cuts.graph_cuts import used_by
 
 #: Operators whose result has as many elements as their first operand says, and those that take numbers: from which on.
 _COUNTS = ("NonZero", "Unique", "Compress")

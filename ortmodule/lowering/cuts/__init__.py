@@ -1,0 +1,1 @@
+"""Finds where exported graphs are cut into pieces, and cuts them."""
