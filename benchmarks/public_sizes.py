@@ -56,7 +56,7 @@ _CALL = "a call's own cost in Python, 0.05 to 0.1 ms a step"
 _SPARSE = (
     "what PyTorch runs inside the graph, products of sparse matrices, costs 0.2 to 0.4 ms a node more than they do"
 )
-_DATA = "data decides how many tokens a layer keeps; in each step all before such a layer runs again when that is known"
+_DATA = "data decides how many tokens a layer keeps: such layers, which PyTorch runs, break the graph"
 
 #: By the name of the row: what its sizes are, and the row with them.
 SIZES = {
