@@ -13,6 +13,7 @@ from ortmodule.core import devices
 from ortmodule.debug.observers import Observers
 from ortmodule.debug.verify import Before
 from ortmodule.host.passed_calls import Passed
+from ortmodule.runtime.executable import seed_of
 from ortmodule.runtime.rng_replay import ReplayMode, RngReplay
 from tests.models.compare import InDouble, step, to
 
@@ -47,7 +48,7 @@ class Recorder:
         def after_forward(result):
             assert graph.session.known is None, "nodes that PyTorch runs draw numbers of their own"
             draws = RngReplay(graph.capture.model)
-            self.draws = draws.of(before.feeds(graph.session.inputs, call.tree), before.seed())
+            self.draws = draws.of(before.feeds(graph.session.inputs, call.tree), seed_of(before.generator))
 
         return after_forward
 
