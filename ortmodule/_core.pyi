@@ -498,9 +498,6 @@ def profiled_by(dictionary: dict[str, Any], name: str, /) -> None:
 def module_path(name: str, /) -> str:
     """ "/layers/layers.0/norm/Add" -> "layers.0.norm": the path of the submodule that a node of this name is of."""
 
-def optional_passes() -> int:
-    """The bits of all passes without which results are right."""
-
 def torch_symbols() -> list[tuple[str, str, bool]]:
     """(name, what it is for, whether torch's libraries have it)."""
 

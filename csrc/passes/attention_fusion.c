@@ -462,7 +462,7 @@ static const rule always[] = {{OP("MatMul", VAR(WEIGHTS), VAR(VALUES)), fuse_alw
 static const rule flash[] = {{OP("MatMul", VAR(WEIGHTS), VAR(VALUES)), fuse_flash}, {0}};
 
 const pass_def flash_dropout = {
-    .name = "flash_dropout", .stage = BEFORE_GRADIENT, .level = 1, .device = FOR_GPUS, .rules = flash};
-const pass_def attention_fusion = {.name = "attention_fusion", .stage = BEFORE_GRADIENT, .level = 1, .rules = paying};
+    .name = "flash_dropout", .stage = BEFORE_GRADIENT, .device = FOR_GPUS, .rules = flash};
+const pass_def attention_fusion = {.name = "attention_fusion", .stage = BEFORE_GRADIENT, .rules = paying};
 const pass_def efficient_attention = {
-    .name = "efficient_attention", .stage = BEFORE_GRADIENT, .level = 1, .rules = always};
+    .name = "efficient_attention", .stage = BEFORE_GRADIENT, .rules = always};

@@ -97,4 +97,4 @@ static status take_rows(graph *g, node *n, int *fired) {
 
 static status run(graph *g, int *fired) { return g->pending ? OK : pass_rewrite_each(g, take_rows, fired); }
 
-const pass_def attention_lengths = {.name = "attention_lengths", .stage = BEFORE_GRADIENT, .level = 1, .run = run};
+const pass_def attention_lengths = {.name = "attention_lengths", .stage = BEFORE_GRADIENT, .run = run};

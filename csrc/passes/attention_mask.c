@@ -102,39 +102,42 @@ static bool is_clipped(const node *n) {
            value_is_filled(n->in[2], &high) && fabs(low) <= FAR && fabs(high) <= FAR;
 }
 
-/* False: some of it may be far. *computed: some of it is no input. */
-static bool look_for_far(const value *v, int64_t keys, int *looks, bool *computed) {
+typedef struct search {
+    int64_t keys;   /* of a causal mask */
+    int64_t scores; /* what has as many elements, and is given, may be a mask, though it has a gradient; 0: none may */
+    int looks;
+    bool computed; /* some of it is no input */
+} search;
+
+/* False: some of it may be far. */
+static bool look_for_far(const value *v, search *s) {
     static const char *const moves[] = {"Cast",   "Reshape",      "Transpose", "Expand",
                                         "Gather", "StridedSlice", "Neg",       "Contiguous"};
     const node *n = v->def;
 
-    if (--*looks < 0) return false;
+    if (--s->looks < 0) return false;
     if (value_is_constant(v)) return is_near(v);
-    if (!n) return v->needs_grad; /* a parameter */
-    if (product_is(n) || node_is(n, "Sigmoid") || node_is(n, "Tanh") || is_clipped(n)) return *computed = true;
+    if (!n) return v->needs_grad && shape_count(&v->shape) != s->scores; /* a parameter */
+    if (product_is(n) || node_is(n, "Sigmoid") || node_is(n, "Tanh") || is_clipped(n)) return s->computed = true;
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++)
-        if (node_is(n, moves[i])) return look_for_far(n->in[0], keys, looks, computed);
-    if (divides_little(n)) return look_for_far(n->in[0], keys, looks, computed);
-    if (node_is(n, "Where") && attention_mask_causal(n->in[0], keys))
-        return look_for_far(n->in[1], keys, looks,
-                            computed); /* each query sees itself: whatever the others get, it is hidden */
+        if (node_is(n, moves[i])) return look_for_far(n->in[0], s);
+    if (divides_little(n)) return look_for_far(n->in[0], s);
+    if (node_is(n, "Where") && attention_mask_causal(n->in[0], s->keys))
+        return look_for_far(n->in[1], s); /* each query sees itself: whatever the others get, it is hidden */
     if (!node_is(n, "Add") && !node_is(n, "Sub") && !node_is(n, "Mul") && !node_is(n, "Concat")) return false;
     for (int i = 0; i < n->n_in; i++)
-        if (!look_for_far(n->in[i], keys, looks, computed)) return false;
+        if (!look_for_far(n->in[i], s)) return false;
     return true;
 }
 
 bool attention_is_moderate(const value *v, int64_t keys) {
-    int looks = MOST_LOOKS;
-    bool computed = false;
-    return look_for_far(v, keys, &looks, &computed);
+    return look_for_far(v, &(search){.keys = keys, .looks = MOST_LOOKS});
 }
 
 bool attention_is_computed(const value *v) {
     enum { NOWHERE = -1 };
-    int looks = MOST_LOOKS;
-    bool computed = false;
-    return look_for_far(v, NOWHERE, &looks, &computed) && computed;
+    search s = {NOWHERE, shape_count(&v->shape), MOST_LOOKS, false};
+    return look_for_far(v, &s) && s.computed;
 }
 
 /* --- equal masks ------------------------------------------------------------------------------------------------------ */

@@ -22,7 +22,7 @@ enum { ATTENTION_FAR = 10000 };
 /* Scores, or what is added to them, that hide nothing by themselves: made of products, parameters and numbers of which every
  * sum with scores, and its exponential, is exact enough in float32; not infinite, not the lowest of a type, not data. */
 bool attention_is_moderate(const value *v, int64_t keys);
-/* Moderate, and not an input as it is, which may be -inf anywhere, though it has a gradient. */
+/* Moderate, and no input as large as it, as it is or in a sum, which may be -inf anywhere, though it has a gradient. */
 bool attention_is_computed(const value *v);
 /* Are both not 0 at the same places, in order of elements, by how they are made? */
 bool attention_mask_same(const value *a, const value *b);

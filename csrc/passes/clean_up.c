@@ -15,4 +15,4 @@ static status run(graph *g, int *fired) {
     return OK;
 }
 
-const pass_def clean_up = {.name = "clean_up", .stage = WHILE_EMITTED, .level = 1, .run = run};
+const pass_def clean_up = {.name = "clean_up", .stage = WHILE_EMITTED, .run = run};

@@ -174,4 +174,4 @@ static const rule rules[] = {
     {0},
 };
 
-const pass_def concat_gradient = {.name = "concat_gradient", .stage = AFTER_GRADIENT, .level = 1, .rules = rules};
+const pass_def concat_gradient = {.name = "concat_gradient", .stage = AFTER_GRADIENT, .rules = rules};

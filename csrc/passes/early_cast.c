@@ -37,4 +37,4 @@ static status cast_before(graph *g, value *const v[], const node *root, value **
 
 static const rule rules[] = {{OP("Cast", VAR(X)), cast_before}, {0}};
 
-const pass_def early_cast = {.name = "early_cast", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};
+const pass_def early_cast = {.name = "early_cast", .stage = BEFORE_GRADIENT, .rules = rules};

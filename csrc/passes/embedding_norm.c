@@ -85,4 +85,4 @@ static status visit(graph *g, node *n, int *fired) {
 
 static status run(graph *g, int *fired) { return pass_rewrite_each(g, visit, fired); }
 
-const pass_def embedding_norm = {.name = "embedding_norm", .stage = LAST, .level = 1, .device = FOR_CPUS, .run = run};
+const pass_def embedding_norm = {.name = "embedding_norm", .stage = LAST, .device = FOR_CPUS, .run = run};

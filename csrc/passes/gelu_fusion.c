@@ -68,4 +68,4 @@ static const rule rules[] = {
 };
 
 /* Before the gradient: a fused forward gets the fused gradient. */
-const pass_def gelu_fusion = {.name = "gelu_fusion", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};
+const pass_def gelu_fusion = {.name = "gelu_fusion", .stage = BEFORE_GRADIENT, .rules = rules};

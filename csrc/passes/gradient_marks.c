@@ -18,4 +18,4 @@ static const rule rules[] = {
     {0},
 };
 
-const pass_def gradient_marks = {.name = "gradient_marks", .stage = AFTER_GRADIENT, .level = 1, .rules = rules};
+const pass_def gradient_marks = {.name = "gradient_marks", .stage = AFTER_GRADIENT, .rules = rules};

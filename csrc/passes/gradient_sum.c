@@ -133,4 +133,4 @@ static status run(graph *g, int *fired) {
     return pass_end(g, add_all(g, fired));
 }
 
-const pass_def gradient_sum = {.name = "gradient_sum", .stage = AFTER_GRADIENT, .level = 1, .run = run};
+const pass_def gradient_sum = {.name = "gradient_sum", .stage = AFTER_GRADIENT, .run = run};

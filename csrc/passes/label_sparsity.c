@@ -61,4 +61,4 @@ static status rewrite_loss(graph *g, node *loss, int *fired) {
 
 static status run(graph *g, int *fired) { return rows_rewrite_each(g, rewrite_loss, fired); }
 
-const pass_def label_sparsity = {.name = "label_sparsity", .stage = BEFORE_GRADIENT, .level = 1, .run = run};
+const pass_def label_sparsity = {.name = "label_sparsity", .stage = BEFORE_GRADIENT, .run = run};

@@ -114,4 +114,4 @@ static const rule rules[] = {
     {0},
 };
 
-const pass_def linear_loss = {.name = "linear_loss", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};
+const pass_def linear_loss = {.name = "linear_loss", .stage = BEFORE_GRADIENT, .rules = rules};

@@ -29,4 +29,4 @@ static const rule rules[] = {
     {0},
 };
 
-const pass_def loss_cast = {.name = "loss_cast", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};
+const pass_def loss_cast = {.name = "loss_cast", .stage = BEFORE_GRADIENT, .rules = rules};

@@ -128,4 +128,4 @@ static status rewrite(graph *g, node *n, int *fired) {
 
 static status run(graph *g, int *fired) { return pass_rewrite_each(g, rewrite, fired); }
 
-const pass_def loss_gradient = {.name = "loss_gradient", .stage = AFTER_GRADIENT, .level = 1, .run = run};
+const pass_def loss_gradient = {.name = "loss_gradient", .stage = AFTER_GRADIENT, .run = run};

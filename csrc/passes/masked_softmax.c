@@ -2,14 +2,12 @@
  *
  *   where(hidden, 0, softmax(where(hidden, lowest, x)))       as our export writes attention: allowed = not hidden
  *   where(allowed, softmax(where(allowed, x, lowest)), 0)     the same
- *   MaskedSoftmax(x + where(allowed, 0, -inf))                as torch's does
  *
  * The scores of attention are the largest values there are; the mask costs them two passes forward and two backward,
  * and in the operator nothing. `lowest` is -inf or the type's lowest number, so that what is masked comes out as 0.
  *
- * The first two are NaN, or weigh what is hidden, too, where all that is allowed is -inf or the lowest number. So x is
- * made of products, or just what is -inf is hidden; other logits stay as they are. The third is torch's, which has zeros
- * there, as the operator has. */
+ * Both are NaN, or weigh what is hidden, too, where all that is allowed is -inf or the lowest number. So x is
+ * made of products, or just what is -inf is hidden; other logits stay as they are. */
 #include "passes/attention_mask.h"
 #include "passes/pipeline.h"
 
@@ -36,9 +34,9 @@ static status to_masked_softmax(graph *g, value *const v[], const node *root, va
     value *allowed = v[ALLOWED];
 
     if (!shape_equal(&v[X]->shape, &root->out[0]->shape)) return OK; /* the mask is larger than x */
-    if (v[LOWEST] && !is_lowest(v[LOWEST])) return OK;
+    if (!is_lowest(v[LOWEST])) return OK;
     if (v[HIDDEN]) TRY(emit(g, &allowed, "Not", before_expand(v[HIDDEN])));
-    if (v[LOWEST] && !attention_is_computed(v[X]) && !attention_mask_finite(allowed, v[X])) return OK;
+    if (!attention_is_computed(v[X]) && !attention_mask_finite(allowed, v[X])) return OK;
     return emit(g, out, "MaskedSoftmax", v[X], before_expand(allowed));
 }
 
@@ -49,9 +47,7 @@ static const rule rules[] = {
      to_masked_softmax},
     {OP("Where", VAR(ALLOWED), SOFTMAX(OP("Where", VAR(ALLOWED), VAR(X), ANYCONST(LOWEST))), CONST(0)),
      to_masked_softmax},
-    {OP("MaskedSoftmax", OP("Add", OP_SHARED("Where", VAR(ALLOWED), CONST(0), CONST(-INFINITY)), VAR(X))),
-     to_masked_softmax},
     {0},
 };
 
-const pass_def masked_softmax = {.name = "masked_softmax", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};
+const pass_def masked_softmax = {.name = "masked_softmax", .stage = BEFORE_GRADIENT, .rules = rules};

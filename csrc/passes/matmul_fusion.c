@@ -72,4 +72,4 @@ static const rule rules[] = {
     {0},
 };
 
-const pass_def matmul_fusion = {.name = "matmul_fusion", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};
+const pass_def matmul_fusion = {.name = "matmul_fusion", .stage = BEFORE_GRADIENT, .rules = rules};

@@ -69,4 +69,4 @@ static const rule rules[] = {
     {0},
 };
 
-const pass_def norm_fusion = {.name = "norm_fusion", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};
+const pass_def norm_fusion = {.name = "norm_fusion", .stage = BEFORE_GRADIENT, .rules = rules};

@@ -171,4 +171,4 @@ static status fuse(graph *g, node *n, int *fired) {
 
 static status run(graph *g, int *fired) { return pass_rewrite_each(g, fuse, fired); }
 
-const pass_def norm_residual = {.name = "norm_residual", .stage = LAST, .level = 1, .run = run};
+const pass_def norm_residual = {.name = "norm_residual", .stage = LAST, .run = run};

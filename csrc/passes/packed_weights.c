@@ -92,4 +92,4 @@ static status run_all(graph *g, int *fired) {
 
 static status run(graph *g, int *fired) { return pass_end(g, run_all(g, fired)); }
 
-const pass_def packed_weights = {.name = "packed_weights", .stage = LAST, .level = 1, .device = FOR_CPUS, .run = run};
+const pass_def packed_weights = {.name = "packed_weights", .stage = LAST, .device = FOR_CPUS, .run = run};

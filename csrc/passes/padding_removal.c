@@ -264,4 +264,4 @@ static status run(graph *g, int *fired) {
     return OK;
 }
 
-const pass_def padding_removal = {.name = "padding_removal", .stage = BEFORE_GRADIENT, .level = 1, .run = run};
+const pass_def padding_removal = {.name = "padding_removal", .stage = BEFORE_GRADIENT, .run = run};

@@ -148,4 +148,4 @@ static status run_all(graph *g, int *fired) {
 static status run(graph *g, int *fired) { return pass_end(g, run_all(g, fired)); }
 
 const pass_def parallel_products = {
-    .name = "parallel_products", .stage = BEFORE_GRADIENT, .level = 1, .device = FOR_CPUS, .run = run};
+    .name = "parallel_products", .stage = BEFORE_GRADIENT, .device = FOR_CPUS, .run = run};

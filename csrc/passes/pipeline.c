@@ -9,13 +9,12 @@ extern const pass_def attention_fusion, attention_lengths, clean_up, concat_grad
     efficient_attention, embedding_norm, flash_dropout, gelu_fusion, gradient_marks, gradient_sum, label_sparsity,
     linear_loss, loss_cast, loss_gradient, mask_removal, masked_softmax, matmul_fusion, norm_fusion, norm_residual,
     packed_weights, padding_removal, parallel_products, pointwise_fusion, product_cast, product_epilogue, relu_dropout,
-    rotary_fusion, row_fusion, row_selection, safe_softmax, score_mask, shifted_loss, silu_fusion, softmax_cast,
+    rotary_fusion, row_fusion, row_selection, score_mask, shifted_loss, silu_fusion, softmax_cast,
     softmax_dropout, triton_fusion, wide_operands;
 
 /* clang-format off */
 const pass_def *const passes[] = {
     &clean_up,
-    &safe_softmax,
     &masked_softmax,
     &gelu_fusion,
     &silu_fusion,
@@ -69,13 +68,6 @@ uint64_t pass_bit(const char *name) {
     for (int i = 0; passes[i]; i++)
         if (strcmp(passes[i]->name, name) == 0) return UINT64_C(1) << i;
     return 0;
-}
-
-uint64_t passes_above(int level) {
-    uint64_t bits = 0;
-    for (int i = 0; passes[i]; i++)
-        if (passes[i]->level > level) bits |= UINT64_C(1) << i;
-    return bits;
 }
 
 static bool is_for(const pass_def *pass, const graph *g) {

@@ -15,7 +15,6 @@ typedef struct pass_def {
     const rule *rules; /* ended by {0}; NULL for a pass that looks at the whole graph: */
     status (*run)(graph *g, int *fired);
     pass_stage stage; /* or several: BEFORE_GRADIENT | AFTER_GRADIENT */
-    int level;        /* 0: results would be wrong without it; 1: faster with it */
     pass_device device;
 } pass_def;
 
@@ -26,8 +25,6 @@ extern const pass_def *const passes[];
 
 /* The bit of a pass; 0 when there is none of that name. */
 uint64_t pass_bit(const char *name);
-/* The bits of all passes above a level. */
-uint64_t passes_above(int level);
 
 /* Runs the passes of a stage whose bit is not set in `disabled`. Adds to fired[i] how often passes[i] changed
  * something; `fired` may be NULL. */

@@ -318,4 +318,4 @@ static status run(graph *g, int *fired) {
     return pass_end(g, s);
 }
 
-const pass_def pointwise_fusion = {.name = "pointwise_fusion", .stage = LAST, .level = 1, .run = run};
+const pass_def pointwise_fusion = {.name = "pointwise_fusion", .stage = LAST, .run = run};

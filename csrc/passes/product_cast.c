@@ -52,4 +52,4 @@ static const rule rules[] = {
     {0},
 };
 
-const pass_def product_cast = {.name = "product_cast", .stage = AFTER_GRADIENT, .level = 1, .rules = rules};
+const pass_def product_cast = {.name = "product_cast", .stage = AFTER_GRADIENT, .rules = rules};

@@ -39,4 +39,4 @@ static const rule rules[] = {
     {0},
 };
 
-const pass_def relu_dropout = {.name = "relu_dropout", .stage = AFTER_GRADIENT, .level = 1, .rules = rules};
+const pass_def relu_dropout = {.name = "relu_dropout", .stage = AFTER_GRADIENT, .rules = rules};

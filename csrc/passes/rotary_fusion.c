@@ -105,4 +105,4 @@ static const rule rules[] = {
     {0},
 };
 
-const pass_def rotary_fusion = {.name = "rotary_fusion", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};
+const pass_def rotary_fusion = {.name = "rotary_fusion", .stage = BEFORE_GRADIENT, .rules = rules};

@@ -191,4 +191,4 @@ static status run(graph *g, int *fired) {
     return pass_end(g, s);
 }
 
-const pass_def row_fusion = {.name = "row_fusion", .stage = LAST, .level = 1, .device = FOR_CPUS, .run = run};
+const pass_def row_fusion = {.name = "row_fusion", .stage = LAST, .device = FOR_CPUS, .run = run};

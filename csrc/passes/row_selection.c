@@ -110,4 +110,4 @@ static status select_rows(graph *g, node *n, int *fired) {
 
 static status run(graph *g, int *fired) { return rows_rewrite_each(g, select_rows, fired); }
 
-const pass_def row_selection = {.name = "row_selection", .stage = BEFORE_GRADIENT, .level = 1, .run = run};
+const pass_def row_selection = {.name = "row_selection", .stage = BEFORE_GRADIENT, .run = run};

@@ -346,4 +346,4 @@ static status run(graph *g, int *fired) {
     return pass_end(g, s);
 }
 
-const pass_def score_mask = {.name = "score_mask", .stage = BEFORE_GRADIENT, .level = 1, .run = run};
+const pass_def score_mask = {.name = "score_mask", .stage = BEFORE_GRADIENT, .run = run};

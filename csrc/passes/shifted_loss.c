@@ -61,4 +61,4 @@ static const rule rules[] = {
     {0},
 };
 
-const pass_def shifted_loss = {.name = "shifted_loss", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};
+const pass_def shifted_loss = {.name = "shifted_loss", .stage = BEFORE_GRADIENT, .rules = rules};

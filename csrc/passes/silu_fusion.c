@@ -17,4 +17,4 @@ static const rule rules[] = {
     {0},
 };
 
-const pass_def silu_fusion = {.name = "silu_fusion", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};
+const pass_def silu_fusion = {.name = "silu_fusion", .stage = BEFORE_GRADIENT, .rules = rules};

@@ -61,4 +61,4 @@ static const rule rules[] = {
 };
 
 const pass_def softmax_cast = {
-    .name = "softmax_cast", .rules = rules, .stage = BEFORE_GRADIENT | AFTER_GRADIENT, .level = 1, .device = FOR_CPUS};
+    .name = "softmax_cast", .rules = rules, .stage = BEFORE_GRADIENT | AFTER_GRADIENT, .device = FOR_CPUS};

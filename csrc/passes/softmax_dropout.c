@@ -36,4 +36,4 @@ static const rule rules[] = {
     {0},
 };
 
-const pass_def softmax_dropout = {.name = "softmax_dropout", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};
+const pass_def softmax_dropout = {.name = "softmax_dropout", .stage = BEFORE_GRADIENT, .rules = rules};

@@ -180,4 +180,4 @@ static status run(graph *g, int *fired) {
     return pass_end(g, s);
 }
 
-const pass_def triton_fusion = {.name = "triton_fusion", .stage = LAST, .level = 1, .run = run};
+const pass_def triton_fusion = {.name = "triton_fusion", .stage = LAST, .run = run};

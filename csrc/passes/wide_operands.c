@@ -76,4 +76,4 @@ static status run_all(graph *g, int *fired) {
 
 static status run(graph *g, int *fired) { return pass_end(g, run_all(g, fired)); }
 
-const pass_def wide_operands = {.name = "wide_operands", .stage = LAST, .level = 1, .device = FOR_CPUS, .run = run};
+const pass_def wide_operands = {.name = "wide_operands", .stage = LAST, .device = FOR_CPUS, .run = run};

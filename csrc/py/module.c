@@ -161,11 +161,6 @@ static PyObject *core_passes(PyObject *module, PyObject *unused) {
     return bits;
 }
 
-static PyObject *core_optional_passes(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    return PyLong_FromUnsignedLongLong(passes_above(0));
-}
-
 static PyObject *core_cuda_devices(PyObject *module, PyObject *unused) {
     PyObject *result = NULL;
     int count;
@@ -349,8 +344,6 @@ static PyMethodDef methods[] = {
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
     {"pointwise_operators", core_pointwise_operators, METH_NOARGS,
      PyDoc_STR("pointwise_operators() -> [(name, name in ATen, operands), ...] of our domain, without attributes")},
-    {"optional_passes", core_optional_passes, METH_NOARGS,
-     PyDoc_STR("optional_passes() -> the bits of all passes without which results are right")},
     {"profiled_by", core_profiled_by, METH_VARARGS,
      PyDoc_STR("profiled_by(dictionary, name): its entry of this name is True while torch's profiler is on; it sees\n"
                "instructions then.")},

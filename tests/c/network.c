@@ -1,10 +1,11 @@
 /* network.c -- writes the model of network.h as the exporter would. Shapes are computed from shapes, constants are
- * nodes' operands, attention is masked by -inf, the GELU is written out. */
+ * nodes' operands, attention is masked by the lowest number, the GELU is written out. */
 #include "network.h"
 
 #include "build.h"
 #include "machine.h"
 
+#include <float.h>
 #include <math.h>
 
 const input_spec network_inputs[INPUTS] = {
@@ -47,22 +48,20 @@ static status head_sizes(graph *g, value *x, value **out) {
     return ADD_WITH(g, out, "Concat", NODE_ATTRS(INT("axis", 0)), first, rest);
 }
 
-/* softmax((q s) (k s)' + mask) v, rows without a score being 0 */
+/* where(seen, softmax(where(seen, (q s) (k s)', lowest)), 0) v */
 static status attention(graph *g, value *q, value *k, value *v, value *seen, value **out) {
-    value *s, *mask, *zero, *hidden, *p, *nan;
+    value *s, *zero, *lowest, *p;
 
     TRY(graph_scalar(g, F64, sqrt(sqrt((double)HEADS / WIDTH)), &s));
     TRY(graph_scalar(g, F64, 0, &zero));
-    TRY(graph_scalar(g, F64, -INFINITY, &hidden));
+    TRY(graph_scalar(g, F64, -DBL_MAX, &lowest));
     TRY(ADD_WITH(g, &k, "Transpose", NODE_ATTRS(INTS("perm", 4, swap_last)), k));
     TRY(ADD(g, &q, "Mul", q, s));
     TRY(ADD(g, &k, "Mul", k, s));
     TRY(ADD(g, &p, "MatMul", q, k));
-    TRY(ADD(g, &mask, "Where", seen, zero, hidden));
-    TRY(ADD(g, &p, "Add", p, mask));
+    TRY(ADD(g, &p, "Where", seen, p, lowest));
     TRY(ADD_WITH(g, &p, "Softmax", NODE_ATTRS(INT("axis", -1)), p));
-    TRY(ADD(g, &nan, "IsNaN", p));
-    TRY(ADD(g, &p, "Where", nan, zero, p));
+    TRY(ADD(g, &p, "Where", seen, p, zero));
     return ADD(g, out, "MatMul", p, v);
 }
 

@@ -183,7 +183,6 @@ def test_a_bad_value(name, env):
     [
         ("silufusion", "did you mean silu_fusion?"),
         ("gelu_fusion,,norm_fusion", "not an empty name"),
-        ("safe_softmax", "gradients would be wrong without safe_softmax"),
     ],
 )
 def test_passes_that_cannot_be_switched_off(text, advice, env):

@@ -6,10 +6,12 @@ import warnings
 import onnx
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from ortmodule import _core
 from ortmodule.engine.session import DTYPES, Run, Session
 from ortmodule.lowering import symbolics
+from ortmodule.lowering.decompositions import DEFINITIONS
 from tests import exact
 from tests.tolerances import SANITIZED
 
@@ -31,11 +33,22 @@ class Function(nn.Module):
         return self.function(*operands)
 
 
+class Defined(TorchFunctionMode):
+    """Attention as a capture defines it: the exporter writes another one."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            names = {"attn_mask": "mask", "dropout_p": "dropout"}
+            kwargs = {names.get(name, name): value for name, value in (kwargs or {}).items()}
+            function = DEFINITIONS["aten::scaled_dot_product_attention"]
+        return function(*args, **(kwargs or {}))
+
+
 def export(module, operands):
     names = [f"x{i}" for i in range(len(operands))]
     dims = {name: {i: f"{name}_{i}" for i in range(x.dim())} for name, x in zip(names, operands, strict=True)}
     data = io.BytesIO()
-    with warnings.catch_warnings(), symbolics.installed():
+    with warnings.catch_warnings(), symbolics.installed(), Defined():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module,

@@ -1,4 +1,4 @@
-"""A masked softmax is 0 where everything is hidden, and PyTorch's NaN where all that is allowed is -inf."""
+"""Rows of softmaxes in which everything is hidden, -inf or +inf: PyTorch's zeros and NaN, forward and backward."""
 
 import copy
 import math
@@ -15,6 +15,10 @@ BATCH, ROWS, WIDTH = 3, 8, 8
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+def no_nan(y, fill=lambda y, nan, number: torch.where(nan, number, y)):
+    return fill(y, y.isnan(), 0.0)
+
+
 def lowest(x):
     return torch.finfo(x.dtype).min
 
@@ -29,6 +33,10 @@ FORMS = {
     "added": lambda x, m: (x + torch.zeros_like(x).masked_fill(~m, -math.inf)).softmax(-1),
     "causal": lambda x, m: x.masked_fill(torch.ones(ROWS, WIDTH, dtype=torch.bool).triu(1), -math.inf).softmax(-1),
     "log": lambda x, m: x.masked_fill(~m, -math.inf).logsumexp(-1),
+    "number for NaN": lambda x, m: x.masked_fill(~m, -math.inf).softmax(-1).nan_to_num(0),
+    "zero for NaN": lambda x, m: no_nan(x.masked_fill(~m, -math.inf).softmax(-1)),
+    "zero for NaN, filled": lambda x, m: no_nan(torch.where(m, x, -math.inf).softmax(-1), torch.Tensor.masked_fill),
+    "zero for NaN, no mask": lambda x, m: no_nan(x.softmax(-1)),
     "dropout": lambda x, m: nn.functional.dropout(FORMS["where"](x, m), 0.5, False),
 }
 LOGITS = {
@@ -75,6 +83,8 @@ def test_rows_without_finite_logits(form, logits, dtype, needs_grad):
     eager = Masked(FORMS[form], LOGITS[logits], dtype)
     ours = ORTModule(copy.deepcopy(eager))
     x, m = rows_of_every_kind(dtype)
+    if "NaN" in form:
+        x[1, 5, 2], m[1, 5, 2] = math.inf, True
     expected, found = (results(module, x, m, needs_grad) for module in (eager, ours))
     rough = dtype in (torch.bfloat16, torch.float16)
     for one, other in zip(found, expected, strict=True):

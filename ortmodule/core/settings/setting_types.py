@@ -117,13 +117,10 @@ def some_of(*names: str) -> Kind:
 
 
 def _pass_names(text: str) -> frozenset[str]:
-    """Of passes that results do not depend on, with commas between (a list of JSON comes with \"|\")."""
-    bits, optional = _core.passes(), _core.optional_passes()
-    known = [name for name, bit in bits.items() if bit & optional]
+    """With commas between (a list of JSON comes with \"|\")."""
+    known = list(_core.passes())
     chosen = frozenset(name.strip().lower() for name in text.replace("|", ",").split(","))
     for name in sorted(chosen - set(known)):
-        if name in bits:
-            raise SettingError(f"takes passes that can be left out, and gradients would be wrong without {name}")
         near = difflib.get_close_matches(name, known, 1, 0.5)
         advice = f"; did you mean {near[0]}?" if near else ""
         raise SettingError(f"takes names of passes ({', '.join(known)}), not {name or 'an empty name'}{advice}")
