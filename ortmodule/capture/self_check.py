@@ -25,7 +25,7 @@ from ortmodule.core.errors import FromElsewhere, Raised
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.objects.tensor_copies import with_attributes
 from ortmodule.core.objects.tensor_memory import memory_of
-from ortmodule.core.onnx_utils import RANDOM, attributes
+from ortmodule.core.onnx_utils import OF_SIZES, RANDOM, attributes
 from ortmodule.core.tolerance import TOLERANCE, is_rounding, rounded
 from ortmodule.core.torch_private import TorchDispatchMode, unvalidated
 from ortmodule.engine.autotune import Tuning
@@ -194,7 +194,7 @@ def _narrowest(model: onnx.ModelProto, feeds: dict[str, torch.Tensor]) -> float:
         to = next((attribute.i for attribute in node.attribute if attribute.name == "to"), None)
         if node.op_type == "Cast" and (to in _NARROW or (to == onnx.TensorProto.FLOAT and node.input[0] in wide)):
             types.add(_NARROW.get(to, torch.float32))
-        elif node.op_type not in ("Shape", "Size") and not wide.isdisjoint(node.input):
+        elif node.op_type not in OF_SIZES and not wide.isdisjoint(node.input):
             wide.update(node.output)
     return max((TOLERANCE[dtype] for dtype in types & TOLERANCE.keys()), default=0.0)
 

@@ -19,6 +19,8 @@ RANDOM = {
     "Bernoulli",
     "Multinomial",
 }
+#: Operators whose results are functions of their operands' sizes, not of elements.
+OF_SIZES = ("Shape", "Size")
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:

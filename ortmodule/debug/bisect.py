@@ -20,7 +20,7 @@ from onnx import numpy_helper
 
 from ortmodule.core.dtypes import TORCH_TYPES
 from ortmodule.core.errors import Unknown
-from ortmodule.core.onnx_utils import attributes, constants, without_dead
+from ortmodule.core.onnx_utils import OF_SIZES, attributes, constants, without_dead
 from ortmodule.core.tolerance import TOLERANCE, MovedElements
 from ortmodule.debug import onnx_interpreter
 from ortmodule.engine.session import ENGINE_ERRORS, Session
@@ -30,8 +30,6 @@ SHARE = 1e-2
 
 #: Operators before the one that was found that are looked at once more.
 NEAR = 8
-# Results that say no value, only a size.
-_SIZES = {"Shape", "Size"}
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor, scale: float = 0.0, least: float = 0.0,
@@ -102,7 +100,7 @@ class _Cuts:
         self.fixed, self.needs = set(self.constants), {name for name, need in case.needs.items() if need}
         for node in self.nodes:
             names = [name for name in node.input if name]
-            if node.op_type in _SIZES or (names and self.fixed.issuperset(names) and node.op_type != "Dropout"):
+            if node.op_type in OF_SIZES or (names and self.fixed.issuperset(names) and node.op_type != "Dropout"):
                 self.fixed |= set(node.output)
             if self.needs.intersection(names) and node.op_type not in ("StopGradient", "Shape"):
                 self.needs |= {name for name in node.output if name and self.values[name].is_floating_point()}

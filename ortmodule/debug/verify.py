@@ -38,9 +38,10 @@ from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Node
 from ortmodule.runtime.autograd_bridge import backward_nodes
-from ortmodule.runtime.broken_graph import BrokenGraph, PieceGraph
+from ortmodule.runtime.broken_graph import BrokenGraph
 from ortmodule.runtime.compiled_graph import CompiledGraph
 from ortmodule.runtime.executable import draw_seed, seed_of
+from ortmodule.runtime.piece_graph import PieceGraph
 from ortmodule.runtime.rng_replay import RandomValue, RngReplay, replaying
 
 Change = Callable[[torch.Tensor], torch.Tensor]

@@ -7,7 +7,8 @@ tensors, which are the node's operands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -122,75 +123,92 @@ def _stays_inside(value: TracedValue, is_engines: _Types) -> bool:
 
 def _groups(nodes: list[TracedNode], left: set[TracedNode], is_engines: _Types) -> list[list[TracedNode]]:
     """Sets of nodes in program order, such that what is between them are tensors of the engine's types."""
-    place = {node: i for i, node in enumerate(nodes)}
-    group = {node: {node} for node in nodes if node in left}
+    links = _Links(nodes, is_engines)
+    group = {i: {i} for i, node in enumerate(nodes) if node in left}
 
-    def join(a: TracedNode, b: TracedNode) -> bool:
+    def join(a: int, b: int) -> bool:
         group.setdefault(b, {b})
         if group[a] is group[b]:
             return False
         merged = group[a] | group[b]
-        for node in merged:
-            group[node] = merged
+        for i in merged:
+            group[i] = merged
         return True
 
     changed = True
     while changed:
         changed = False
-        for node in nodes:
-            if node not in group or node.kind() == "prim::Constant":
-                continue
-            for value in node.outputs():
-                for use in value.uses() if _stays_inside(value, is_engines) else ():
-                    if use.user in place:
-                        changed |= join(node, use.user)
-                    else:
-                        raise NotTraceable(f"{node.kind()} gives the module a result that the engine has no type for")
-            for value in node.inputs():
-                if is_tensor(value) and not is_engines(value) and value.node() in place:
-                    changed |= join(node, value.node()) if value.node().kind() != "prim::Constant" else False
+        for i, node in enumerate(nodes):
+            if i in group and node.kind() != "prim::Constant":
+                for other in links.tied(i):
+                    changed |= join(i, other)
         # What a group waits for while it is needed itself belongs to it.
         for members in {id(g): g for g in group.values()}.values():
-            between = _after(members, nodes) & _before(members, place)
-            for node in between - members:
-                if node.kind() == CALL:
+            for i in links.after(members) & links.before(members) - members:
+                if nodes[i].kind() == CALL:
                     raise NotTraceable("what PyTorch runs inside the graph would have to run in two parts")
-                changed |= join(next(iter(members)), node)
+                changed |= join(next(iter(members)), i)
     unique = {id(members): members for members in group.values()}
-    return [sorted(members, key=place.__getitem__) for members in unique.values()]
+    return [[nodes[i] for i in sorted(members)] for members in unique.values()]
 
 
-def _after(members: set, nodes: list) -> set:
-    """The nodes that need a tensor of these."""
-    found = set(members)
-    for node in nodes:
-        if node not in found and any(value.node() in found for value in node.inputs()):
-            found.add(node)
-    return found
+class _Links:
+    """Which nodes of a trace follow from which others, by their places: the trace itself takes long to ask."""
 
+    def __init__(self, nodes: list[TracedNode], is_engines: _Types) -> None:
+        self._nodes, self._is_engines = nodes, is_engines
+        self._place = {node: i for i, node in enumerate(nodes)}
+        #: By node, for each of its operands: the node that makes it, or -1, and whether it is a tensor.
+        self._operands = [
+            [(self._place.get(value.node(), -1), is_tensor(value)) for value in node.inputs()] for node in nodes
+        ]
+        self._tied: dict[int, list[int]] = {}
 
-def _before(members: set, place: dict) -> set:
-    """The nodes that these need; numbers are computed anew."""
-    found, waiting = set(members), list(members)
-    while waiting:
-        for value in _operands(waiting.pop(), members):
-            node = value.node()
-            if node in place and node not in found:
-                found.add(node)
-                waiting.append(node)
-    return found
+    def tied(self, i: int) -> list[int]:
+        """The nodes with which this one exchanges what the engine has no type for."""
+        if i not in self._tied:
+            self._tied[i] = list(dict.fromkeys(self._exchanging(self._nodes[i])))
+        return self._tied[i]
 
+    def _exchanging(self, node: TracedNode) -> Iterator[int]:
+        for value in node.outputs():
+            for use in value.uses() if _stays_inside(value, self._is_engines) else ():
+                if use.user not in self._place:
+                    raise NotTraceable(f"{node.kind()} gives the module a result that the engine has no type for")
+                yield self._place[use.user]
+        for value in node.inputs():
+            maker = value.node()
+            untyped = is_tensor(value) and not self._is_engines(value)
+            if untyped and maker in self._place and maker.kind() != "prim::Constant":
+                yield self._place[maker]
 
-def _operands(node: TracedNode, members: set) -> list[TracedValue]:
-    """The tensors that ``node`` needs, those behind numbers and lists included."""
-    found, waiting = [], list(node.inputs())
-    while waiting:
-        value = waiting.pop(0)
-        if is_tensor(value) or value.node() in members:
-            found.append(value)
-        else:
-            waiting += value.node().inputs()
-    return found
+    def after(self, members: set[int]) -> set[int]:
+        """The nodes that need a tensor of these, and these."""
+        found = set(members)
+        for i in range(min(members), len(self._nodes)):
+            if i not in found and any(maker in found for maker, _ in self._operands[i]):
+                found.add(i)
+        return found
+
+    def before(self, members: set[int]) -> set[int]:
+        """The nodes whose tensors these need, and these; numbers are computed anew."""
+        found, waiting = set(members), list(members)
+        while waiting:
+            for maker in self._needed(waiting.pop(), members):
+                if maker not in found:
+                    found.add(maker)
+                    waiting.append(maker)
+        return found
+
+    def _needed(self, i: int, members: set[int]) -> Iterator[int]:
+        """What makes the tensors that a node needs, those behind numbers and lists included."""
+        waiting = [i]
+        while waiting:
+            for maker, holds_tensor in self._operands[waiting.pop()]:
+                if maker >= 0 and (holds_tensor or maker in members):
+                    yield maker
+                elif maker >= 0:
+                    waiting.append(maker)
 
 
 # --- one group as a function ------------------------------------------------------------------------------------------
@@ -368,7 +386,7 @@ def _replace(graph: TracedGraph, members: list, regions: Regions, differentiable
         made.copyMetadata(members[-1])
     token, *values = unpacked.outputs()
     token.inferTypeFrom(torch.zeros((), dtype=torch.int64))
-    _move_users(graph, inside, unpacked)
+    _move_users(members, unpacked)
     for old, new in zip(results, values, strict=True):
         if old.unique() in differentiable:
             differentiable.add(new.unique())
@@ -378,16 +396,21 @@ def _replace(graph: TracedGraph, members: list, regions: Regions, differentiable
         node.destroy()
 
 
-def _move_users(graph: TracedGraph, inside: set, unpacked: TracedNode) -> None:
+def _move_users(members: Sequence[TracedNode], unpacked: TracedNode) -> None:
     """What needs results of the group has to come after all of it."""
-    late, last = set(inside), unpacked
-    for node in list(graph.nodes()):
-        if node == unpacked:
-            break
-        if node not in inside and any(value.node() in late for value in node.inputs()):
-            late.add(node)
-            node.moveAfter(last)
-            last = node
+    late: list[TracedNode] = []
+    seen, waiting = set(members), list(members)
+    while waiting:
+        for value in waiting.pop().outputs():
+            for user in (use.user for use in value.uses()):
+                if user not in seen and user.isBefore(unpacked):
+                    seen.add(user)
+                    late.append(user)
+                    waiting.append(user)
+    last = unpacked
+    for node in sorted(late, key=functools.cmp_to_key(lambda a, b: -1 if a.isBefore(b) else 1)):
+        node.moveAfter(last)
+        last = node
 
 
 def _specs(values: Sequence[TracedValue]) -> tuple[Spec, ...]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ortmodule.core.config import Config, DebugOptions
-from ortmodule.runtime.broken_graph import Interpreter
+from ortmodule.runtime.piece_graph import Interpreter
 
 
 class Attachments(NamedTuple):

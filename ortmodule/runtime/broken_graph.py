@@ -8,7 +8,7 @@ breaks is a *piece*: a graph of its own, with a plan and an autograd node of its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -19,11 +19,11 @@ from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.trace_record import Source, Trace, Write
 from ortmodule.core import devices, pytree
 from ortmodule.core.config import Config
-from ortmodule.core.dtypes import DTYPES, TORCH_TYPES, as_pairs
+from ortmodule.core.dtypes import DTYPES, as_pairs
 from ortmodule.core.errors import CaptureError, Cause, Disagrees, Incomparable, NotInEngine, Raised, StateError, Unknown
 from ortmodule.core.names import INPUT, STATE, USED_ON
 from ortmodule.core.objects.weights import weights
-from ortmodule.core.onnx_utils import RANDOM, attributes, constants
+from ortmodule.core.onnx_utils import OF_SIZES, RANDOM, attributes
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.memory_goal import MemoryGoal
 from ortmodule.engine.session import ENGINE_ERRORS, Session
@@ -36,113 +36,17 @@ from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Node, operands_of, specs_of
 from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Replayed
-from ortmodule.lowering.cuts.graph_cuts import Break, Piece, cut, used_by
+from ortmodule.lowering.cuts.gradients import carrying, reached_by
+from ortmodule.lowering.cuts.graph_cuts import Break, Piece, cut
 from ortmodule.runtime.calls.parts import parts_of
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
-from ortmodule.runtime.executable import Flags, seed_of
-from ortmodule.runtime.rng_replay import RandomValue, RngReplay, replaying
+from ortmodule.runtime.piece_graph import Interpreter, PieceCall, PieceDraw, PieceGraph
+from ortmodule.runtime.rng_replay import replaying
+from ortmodule.runtime.tensors.feeds import fed
 from ortmodule.runtime.tensors.shared_memory import put
 
 #: The engine runs a module only if breaks hold no more than this share of its weights, those of embeddings aside.
 MOST_OUTSIDE = 0.5
-#: Operators that no gradient passes.
-_STOPPING = ("StopGradient", "Shape", "Size")
-#: Those whose results are no floats.
-_WHOLE = (
-    "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or", "Xor", "IsNaN", "IsInf", "NonZero",
-    "ArgMax", "ArgMin", "Unique",
-)  # fmt: skip
-#: What an ONNX interpreter is: it computes nodes' outputs into values; `debug/onnx_interpreter.py`.
-Interpreter = Callable[[Sequence[onnx.NodeProto], dict[str, torch.Tensor], dict[str, torch.Tensor]], None]
-
-
-class _PieceCall:
-    """The call of one piece."""
-
-    __slots__ = ("inputs", "shapes", "generators")
-
-    def __init__(self, inputs: list[torch.Tensor], generators: list[torch.Generator]) -> None:
-        self.inputs, self.generators = inputs, generators
-        self.shapes = tuple([t.shape for t in inputs])
-
-
-class PieceGraph(CompiledGraph):
-    """One piece; a call returns the values of ``piece.outputs``."""
-
-    def __init__(
-        self, piece: Piece, capture: Capture, tree: Tree, guards: Guards, examples: list[torch.Tensor], config: Config,
-        tuning: Tuning | None, results: set[int], interpret: Interpreter,
-    ) -> None:  # fmt: skip
-        """``examples``: small inputs. ``results``: places of outputs that are results of the module, and no more."""
-        self.piece, self._results, self._interpret = piece, results, interpret
-        super().__init__(capture, tree, guards, examples, config, tuning)
-
-    def _first_prediction(self, ranks: Sequence[int]) -> Flags:
-        """What other pieces and breaks use receives a gradient, and of results losses, if there are any."""
-        losses = [i for i in self.differentiable if i in self._results and ranks[i] == 0]
-        left = self._results - set(losses) if losses else set()
-        chosen = [i for i in self.differentiable if i not in left]
-        return tuple([i in chosen for i in range(len(self.session.outputs))])
-
-    def _result(self, call: Any, outputs: Sequence[torch.Tensor]) -> Any:
-        return outputs[: self.n_results]
-
-    def _of_caller(self, inputs: Sequence[torch.Tensor]) -> Any:
-        named = zip(self.piece.inputs, inputs, strict=True)
-        return {int(name.removeprefix(INPUT)): t for name, t in named if name.startswith(INPUT)}
-
-    def recomputed(
-        self, call: Any, tensors: Sequence[torch.Tensor], seed: int, generator: Any
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """As :meth:`CompiledGraph.recomputed`: PyTorch computes the piece's nodes, one after the other."""
-        model = self.capture.model
-        feeds = dict(zip(self.session.inputs, tensors, strict=True))
-        try:
-            values = RngReplay(model, self.session.known).of({n: t.detach() for n, t in feeds.items()}, seed)
-            drawn = {value.node.output[0]: value.tensor for value in values}
-            with torch.enable_grad():
-                stands = {name: t.view_as(t) if t.requires_grad else t for name, t in feeds.items()}
-            found = self._interpreted(stands, drawn, True)
-        except (Unknown, Incomparable) as error:
-            raise StateError(
-                f"create_graph=True: PyTorch cannot compute a part of the module once more, which is beside a "
-                f"submodule that it runs by itself: {error}"
-            ) from error
-        results = [found[name] for name in self.session.outputs[: self.n_results]]
-        return results, [stands[self.session.inputs[i]] for i in self.leaves]
-
-    def in_pytorch(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The piece's outputs, where the engine cannot compute them. Raises Unknown where PyTorch cannot, either."""
-        if self.is_random or self.writes or self.piece.calls or self.pairs:
-            raise Unknown("numbers that are drawn, or a buffer that changes")
-        feeds = [inputs[feed] if isinstance(feed, int) else feed.get() for feed in self.feeds]
-        found = self._interpreted(dict(zip(self.session.inputs, feeds, strict=True)), {}, torch.is_grad_enabled())
-        return [found[name] for name in self.session.outputs[: self.n_results]]
-
-    def _interpreted(
-        self, values: dict[str, torch.Tensor], drawn: dict[str, torch.Tensor], grad: bool
-    ) -> dict[str, torch.Tensor]:
-        model = self.capture.model
-        device = next((t.device for t in values.values()), torch.device("cpu"))
-        with torch.set_grad_enabled(grad), torch.autocast(device.type, enabled=False), torch.device(device):
-            found = {name: t.to(device) for name, t in constants(model).items()} | values
-            self._interpret(model.graph.node, found, drawn)
-        return found
-
-
-@dataclass
-class _Drawn:
-    """A run of a piece that draws numbers."""
-
-    piece: PieceGraph
-    inputs: list[torch.Tensor]
-    generators: Any  # torch's, before it
-
-    def values(self) -> list[RandomValue]:
-        """What it drew. Raises Incomparable where that cannot be told."""
-        held = [self.inputs[feed] if isinstance(feed, int) else feed.get() for feed in self.piece.feeds]
-        feeds = dict(zip(self.piece.session.inputs, [as_pairs(t.detach()).contiguous() for t in held], strict=True))
-        return RngReplay(self.piece.capture.model, self.piece.session.known).of(feeds, seed_of(self.generators))
 
 
 class BrokenGraph(CompiledGraph):
@@ -195,7 +99,7 @@ class BrokenGraph(CompiledGraph):
         self, examples: dict[str, torch.Tensor], guards: Guards, config: Config, tuning: Tuning | None,
         interpret: Interpreter, trace: Trace,
     ) -> None:  # fmt: skip
-        differentiable = _differentiable(self, trace, examples)
+        differentiable = self._differentiable(examples)
         self.runs: list[PieceGraph | Node | None] = []
         for number, step in enumerate(self.steps):
             if isinstance(step, Break):
@@ -210,7 +114,7 @@ class BrokenGraph(CompiledGraph):
             own += self._in_place(number, step)
             part = replace(
                 trace,
-                reaches=_reaches(step, differentiable, trace),
+                reaches=reached_by(step, differentiable, set().union(*trace.reaches)),
                 result=pytree.flatten(None)[1],
                 sources=[Source("graph", i) for i in range(len(step.outputs))],
                 requires_grad=flags,
@@ -241,6 +145,23 @@ class BrokenGraph(CompiledGraph):
             shapes = tuple([t.shape for t in given])
             if not step.calls:
                 piece.executables.prepare(shapes, piece.predicted())
+
+    def _differentiable(self, examples: dict[str, torch.Tensor]) -> set[str]:
+        """The values that carry a gradient: results and operands of breaks as they were traced, others where one that
+        does is computed with."""
+        trace = self.capture.trace
+        if not self.leaves and not any(flag for node in trace.nodes for flag in node.flags):
+            return set()
+        leaves = {self.session.inputs[i] for i in self.leaves}
+        said: dict[str, bool] = dict(zip(self._names, trace.requires_grad, strict=True))
+        said |= {name: False for name, t in examples.items() if not t.is_floating_point()}
+        for step in self.steps:
+            if isinstance(step, Break) and step.number >= 0:
+                node = trace.nodes[step.number]
+                said.update(zip(step.outputs, node.flags, strict=True))
+                needs = zip(step.operands, node.needs, strict=True)
+                said.update((name, need) for name, need in needs if name not in leaves)
+        return carrying(self.capture.model.graph.node, leaves, said, [node.flags for node in trace.nodes])
 
     def _check_used_on(self, behind: set[str]) -> None:
         """Raises CaptureError where the rest of forward does not go on with the very value that the caller gets."""
@@ -327,7 +248,7 @@ class BrokenGraph(CompiledGraph):
         for name, slot in self._moved.items():
             values[name] = slot.get()
         returned: list[Any] = []  # by the breaks that ran
-        drawn: list[_Drawn] = []  # by the pieces that ran, where PyTorch may have to draw it, too
+        drawn: list[PieceDraw] = []  # by the pieces that ran, where PyTorch may have to draw it, too
         held = pytree.containers(call.given) if any(node.given for node in self.breaks.values()) else []
         for step, run, new in zip(self.steps, self.runs, self._writes_after, strict=True):
             if run is None:
@@ -342,7 +263,7 @@ class BrokenGraph(CompiledGraph):
                 assert isinstance(run, PieceGraph)
                 given = [values[name] for name in step.inputs]
                 if run.is_random and self._unsized:
-                    drawn.append(_Drawn(run, given, devices.generators()))
+                    drawn.append(PieceDraw(run, given, devices.generators()))
                 ran = None if self.watch is None else self.watch(run, given)
                 made = self._run_piece(run, given, call, bool(returned))
                 if ran is not None:
@@ -370,7 +291,7 @@ class BrokenGraph(CompiledGraph):
         try:
             if ran and any(0 in t.shape for t in inputs):
                 raise NotInEngine(Cause.DATA, "a submodule that PyTorch runs returns an empty tensor")
-            return piece(_PieceCall(inputs, call.generators))  # type: ignore[arg-type]  # it asks no more of its call
+            return piece(PieceCall(inputs, call.generators))  # type: ignore[arg-type]  # it asks no more of its call
         except (NotInEngine, *ENGINE_ERRORS) as error:
             if not ran:
                 raise
@@ -413,7 +334,7 @@ class BrokenGraph(CompiledGraph):
         return outputs
 
     def _unfinished(
-        self, call: Call, returned: list[Any], drawn: Sequence[_Drawn], error: Disagrees
+        self, call: Call, returned: list[Any], drawn: Sequence[PieceDraw], error: Disagrees
     ) -> NotInEngine:  # fmt: skip
         """PyTorch runs the call from the beginning, with what the breaks have returned: they do not run again."""
         steps = list(zip(self.steps, self.runs, self._writes_after, strict=True))
@@ -449,8 +370,7 @@ class BrokenGraph(CompiledGraph):
             put(target, write, value if write.replaces else value.detach(), inputs)
 
     def _check_reads(self, call: Call) -> None:
-        tensors = [call.inputs[f] if isinstance(f, int) else f.get() for f in self.feeds]
-        tensors = [as_pairs(t).contiguous() for t in tensors]
+        tensors = [as_pairs(t).contiguous() for t in fed(self.feeds, call.inputs)]
         if not self._reads.check_early(call.shapes, tensors):
             reason = "Python reads a size behind a submodule that PyTorch runs, which is not known before that runs"
             raise NotInEngine(Cause.TORCH_MODEL, reason, (call.key, call.shapes))
@@ -493,59 +413,7 @@ def _check_reads(model: onnx.ModelProto, reads: Sequence[str], breaks: dict[int,
             raise CaptureError(f"Python reads what {path} computes, which PyTorch runs by itself")
         if node.op_type in RANDOM and not is_sized:
             raise CaptureError("Python reads numbers that are drawn, beside submodules that PyTorch runs")
-        waiting += [(each, is_sized or node.op_type in ("Shape", "Size")) for each in node.input]
-
-
-def _differentiable(graph: BrokenGraph, trace: Trace, examples: dict[str, torch.Tensor]) -> set[str]:
-    """The values that carry a gradient: results and operands of breaks as they were traced, others where one that does
-    is computed with."""
-    if not graph.leaves and not any(flag for node in trace.nodes for flag in node.flags):
-        return set()
-    found = {graph.session.inputs[i] for i in graph.leaves}
-    said: dict[str, bool] = dict(zip(graph._names, trace.requires_grad, strict=True))
-    said |= {name: False for name, t in examples.items() if not t.is_floating_point()}
-    for step in graph.steps:
-        if isinstance(step, Break) and step.number >= 0:
-            node = trace.nodes[step.number]
-            said.update(zip(step.outputs, node.flags, strict=True))
-            said.update((name, need) for name, need in zip(step.operands, node.needs, strict=True) if name not in found)
-    for node in graph.capture.model.graph.node:
-        carries = node.op_type not in _STOPPING and not found.isdisjoint(used_by(node))
-        if node.op_type == "PythonOp":
-            flags = dict(zip(node.output[1:], trace.nodes[attributes(node)["number"]].flags, strict=False))
-            carries = False
-            found.update(name for name, flag in flags.items() if flag)
-        for name in node.output:
-            if said.get(name, carries):
-                found.add(name)
-    return found
-
-
-def _reaches(step: Piece, differentiable: Set[str], trace: Trace) -> list[frozenset[Any]]:
-    """As :attr:`Trace.reaches`, of a piece: what of all that gets a gradient its outputs follow from."""
-    producer = {name: node for node in step.nodes for name in node.output}
-    places = {name: place for place, name in enumerate(step.inputs)}
-    reached: set[Any] = set().union(*trace.reaches)
-    found = []
-    for output in step.outputs:
-        waiting, seen = [output], set()
-        while waiting:
-            name = waiting.pop()
-            if name in seen or name not in differentiable:
-                continue
-            seen.add(name)
-            if name in producer and _has_gradient(name, producer[name]):
-                waiting += used_by(producer[name])
-        states = {name.removeprefix(STATE) for name in seen if name.startswith(STATE)} & reached
-        found.append(frozenset(states | {places[name] for name in seen if name in places}))
-    return found
-
-
-def _has_gradient(name: str, node: onnx.NodeProto) -> bool:
-    """May this result of a node have a gradient with respect to operands?"""
-    if node.op_type == "Cast":
-        return TORCH_TYPES[attributes(node)["to"]].is_floating_point
-    return node.op_type not in _STOPPING + _WHOLE and not (node.op_type == "TopK" and name == node.output[1])
+        waiting += [(each, is_sized or node.op_type in OF_SIZES) for each in node.input]
 
 
 def _examples(

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ortmodule.capture.calls import checkpoints
 from ortmodule.core import devices
 from ortmodule.core.errors import Incomparable, NotKnown
-from ortmodule.core.onnx_utils import drawing, without_dead
+from ortmodule.core.onnx_utils import OF_SIZES, drawing, without_dead
 from ortmodule.core.torch_private import DispatchKey, TorchDispatchMode, decomposition_table
 from ortmodule.engine.session import Session
 from ortmodule.guards.module_tree import Tree
@@ -127,7 +127,7 @@ def _check_independent(model: onnx.ModelProto) -> None:
     """Numbers whose distribution depends on what a node of PyTorch's computes cannot be had without it."""
     depends: set[str] = set()
     for node in model.graph.node:
-        if node.op_type in ("Shape", "Size"):
+        if node.op_type in OF_SIZES:
             continue
         if node.op_type == "PythonOp" or depends.intersection(node.input):
             if node.op_type in ("Bernoulli", "Multinomial"):

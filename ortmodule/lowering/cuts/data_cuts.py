@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 import onnx
 
 from ortmodule.core.names import INPUT
-from ortmodule.lowering.cuts.graph_cuts import used_by
+from ortmodule.core.onnx_utils import OF_SIZES
+from ortmodule.lowering.cuts.graph_cuts import free_values, used_by
 
 #: Operators whose result has as many elements as their first operand says, and those that take numbers: from which on.
 _COUNTS = ("NonZero", "Unique", "Compress")
@@ -20,8 +21,6 @@ _TAKES = {
     "Slice": 1, "Range": 0, "Expand": 1, "Reshape": 1, "Tile": 1, "ConstantOfShape": 0, "Pad": 1, "Split": 1, "TopK": 1,
     "OneHot": 1, "Resize": 2,
 }  # fmt: skip
-#: Their results are functions of sizes alone.
-_OF_SIZES = ("Shape", "Size")
 #: To run these twice costs something.
 _PRODUCTS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU", "RNN", "Attention"}
 
@@ -29,7 +28,7 @@ _PRODUCTS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU",
 def data_cuts(model: onnx.ModelProto, integers: Iterable[int]) -> list[str]:
     """The values, in their order; between two of them is a matrix product or a convolution. ``integers``: inputs of
     integers, which decide sizes without that."""
-    free = {value.name for value in model.graph.initializer} | {f"{INPUT}{i}" for i in integers} | {""}
+    free = free_values(model, [f"{INPUT}{i}" for i in integers])
     producers: dict[str, tuple[int, onnx.NodeProto]] = {}
     cuts: list[str] = []
     start = 0  # of what is behind the last cut
@@ -38,8 +37,6 @@ def data_cuts(model: onnx.ModelProto, integers: Iterable[int]) -> list[str]:
             if name not in free and _is_deep(name, start, producers):
                 start = producers[name][0] + 1
                 cuts.append(name)
-        if node.op_type in _OF_SIZES or (node.op_type != "PythonOp" and free.issuperset(used_by(node))):
-            free.update(node.output)
         producers |= dict.fromkeys(node.output, (place, node))
     return cuts
 
@@ -57,7 +54,7 @@ def _is_deep(name: str, start: int, producers: Mapping[str, tuple[int, onnx.Node
     while waiting:
         name = waiting.pop()
         place, node = producers.get(name, (-1, None))
-        if node is None or place < start or name in seen or node.op_type in _OF_SIZES:
+        if node is None or place < start or name in seen or node.op_type in OF_SIZES:
             continue
         seen.add(name)
         if node.op_type in _PRODUCTS:

@@ -14,10 +14,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from ortmodule.core.names import INPUT, STATE
-from ortmodule.core.onnx_utils import RANDOM, attributes
-
-#: Operators whose result is no function of their operands' elements.
-_OF_SIZES = ("Shape", "Size")
+from ortmodule.core.onnx_utils import OF_SIZES, RANDOM, attributes
 
 
 @dataclass
@@ -128,16 +125,22 @@ def cut(
 
 
 def _places(model: onnx.ModelProto, groups: Sequence[Sequence[onnx.NodeProto]], integers: Iterable[str]) -> _Places:
-    free = {value.name for value in model.graph.initializer} | set(integers) | {""}
-    places = _Places({}, {}, free)
+    places = _Places({}, {}, free_values(model, integers))
     for i, nodes in enumerate(groups):
         for node in nodes:
             for name in node.output:
                 places.step[name], places.producer[name] = i, node
-            alike = node.op_type not in RANDOM and node.op_type != "PythonOp"
-            if alike and (node.op_type in _OF_SIZES or free.issuperset(used_by(node))):
-                free.update(node.output)
     return places
+
+
+def free_values(model: onnx.ModelProto, integers: Iterable[str]) -> set[str]:
+    """The values that follow from sizes, constants and these inputs alone."""
+    free = {value.name for value in model.graph.initializer} | set(integers) | {""}
+    for node in model.graph.node:
+        alike = node.op_type not in RANDOM and node.op_type != "PythonOp"
+        if alike and (node.op_type in OF_SIZES or free.issuperset(used_by(node))):
+            free.update(node.output)
+    return free
 
 
 def _piece(

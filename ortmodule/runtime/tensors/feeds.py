@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from ortmodule.capture.trace_record import Source, Write
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.guards.inventory import Slot
@@ -16,6 +18,11 @@ def feed_of(name: str, tree: Tree) -> int | Slot:
     if name.startswith(INPUT):
         return int(name.removeprefix(INPUT))
     return tree.slots[name.removeprefix(STATE)]
+
+
+def fed(feeds: Sequence[int | Slot], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that stand there now."""
+    return [inputs[feed] if isinstance(feed, int) else feed.get() for feed in feeds]
 
 
 def target_of(target: Source, tree: Tree) -> int | Slot:
