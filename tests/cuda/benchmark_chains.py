@@ -10,6 +10,7 @@ chain, once each; `options`, one a line; `headers.json`, what a chain may includ
 
 import ctypes
 import hashlib
+import importlib.util
 import inspect
 import json
 import os
@@ -58,13 +59,16 @@ SMALL = {
 }
 
 
-def small_build(row):
-    """A function that makes the row's model with few numbers, and what of it is not a number of SMALL's."""
-    from benchmarks.rows import hf
+def small_build(build):
+    """A function that makes a row's model with few numbers, and what of it is not a number of SMALL's."""
+    from benchmarks.rows import adapted, hf
 
-    if isinstance(row.build, type):
-        return lambda: row.build(vocabulary=VOCABULARY, width=WIDTH, layers=2), row.build.__name__
-    known = inspect.getclosurevars(row.build).nonlocals
+    if isinstance(build, type):
+        return lambda: build(vocabulary=VOCABULARY, width=WIDTH, layers=2), build.__name__
+    known = inspect.getclosurevars(build).nonlocals
+    if "layers" in known:
+        small, title = small_build(known["build"])
+        return adapted(small, *known["layers"]), f"{title} with adapters on {known['layers']}"
     settings = known["settings"] | SMALL[known["config"]]
     return hf(known["head"], known["config"], **settings), f"{known['head']} {settings}"
 
@@ -130,8 +134,11 @@ def main(folder, *names):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     done = set()
-    for name in names or [n for n in EVERY if n != "minilm-glosses"]:  # its texts are not here; minilm has its chains
-        build, title = small_build(EVERY[name])
+    left_out = {"minilm-glosses"}  # its texts are not here; minilm has its chains
+    if importlib.util.find_spec("peft") is None:
+        left_out |= {"gpt2-lora", "llama-lora"}
+    for name in names or [n for n in EVERY if n not in left_out]:
+        build, title = small_build(EVERY[name].build)
         batch = small_batch(EVERY[name].batch(torch.Generator().manual_seed(0)))
         padded = {key: bool((x == 0).any()) for key, x in batch.items() if key == "attention_mask"}
         if (key := f"{title} {padded}") in done:
