@@ -14,7 +14,7 @@ from ortmodule.capture import scalar_guards
 from ortmodule.capture.call_patches import has_sparse_gradient, recordable
 from ortmodule.capture.calls import named_operators, out_arguments
 from ortmodule.capture.effects.filled_caches import may_set_up
-from ortmodule.capture.numbers import symbolic_numbers, tensor_facts
+from ortmodule.capture.numbers import numpy_sizes, symbolic_numbers, tensor_facts
 from ortmodule.capture.randomness import chance, drawn_values
 from ortmodule.core import rng_state
 from ortmodule.core.errors import DrawsOperand, NotTraceable, WritesParameter
@@ -293,6 +293,8 @@ class TraceMode(TorchFunctionMode):
     def _call(self, function: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
         if symbolic_numbers.is_among(args) or (kwargs and symbolic_numbers.is_among((*kwargs.values(),))):
             return symbolic_numbers.call(function, args, kwargs or {}, self._call)
+        if (number := numpy_sizes.computed(function, args, kwargs)) is not NotImplemented:
+            return number
         kwargs = kwargs or {}
         function, args, kwargs = named_operators.as_function(function, args, kwargs)
         if collective := collectives.functional(function):
