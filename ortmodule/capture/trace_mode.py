@@ -331,7 +331,8 @@ class TraceMode(TorchFunctionMode):
         unseen = not torch.is_grad_enabled() and self.differentiates
         if unseen and (function is torch.Tensor.__setitem__ or is_in_place(function.__name__) or "out" in kwargs):
             # What it writes is no result that could be stopped: its operands are.
-            args = (*args[:1], *map(_operand_stopped, args[1:]))
+            kept = 0 if "out" in kwargs else 1
+            args = (*args[:kept], *map(_operand_stopped, args[kept:]))
             kwargs = {name: a if name == "out" else _operand_stopped(a) for name, a in kwargs.items()}
         versions = [(t, t._version) for t in (*args, *kwargs.values()) if unseen and _carries(t)]
         state = get_tracing_state()
