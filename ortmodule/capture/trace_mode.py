@@ -350,9 +350,7 @@ class TraceMode(TorchFunctionMode):
             raise NotTraceable("forward changes a tensor that carries a gradient, and autograd does not see it")
         if not unseen or result is kwargs.get("out") or not any(map(_follows, (*args, *kwargs.values()))):
             return result
-        if isinstance(result, torch.Tensor):
-            return _stopped(result)
-        return type(result)(map(_stopped, result)) if type(result) in (tuple, list) else result
+        return _all_stopped(result)
 
 
 def _without_changing_numbers(function: Any, args: tuple) -> Any:
@@ -398,6 +396,16 @@ def _operand_stopped(operand: Any) -> Any:
 def _stopped(result: Any) -> Any:
     stops = isinstance(result, torch.Tensor) and result.is_floating_point() and not result.requires_grad
     return result.detach() if stops else result
+
+
+def _all_stopped(result: Any) -> Any:
+    """With the tensors of tuples, named ones (`torch.max(x, 1)`) among them, and of lists."""
+    if isinstance(result, torch.Tensor):
+        return _stopped(result)
+    if not isinstance(result, (tuple, list)):
+        return result
+    stopped = list(map(_all_stopped, result))
+    return type(result)(*stopped) if hasattr(result, "_fields") else type(result)(stopped)
 
 
 def copied_in_trace(tensor: torch.Tensor) -> torch.Tensor:
