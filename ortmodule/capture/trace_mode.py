@@ -18,7 +18,7 @@ from ortmodule.capture.numbers import numpy_sizes, symbolic_numbers, tensor_fact
 from ortmodule.capture.randomness import chance, drawn_values
 from ortmodule.core import rng_state
 from ortmodule.core.errors import DrawsOperand, NotTraceable, WritesParameter
-from ortmodule.core.names import CHANGES_PARAMETER
+from ortmodule.core.names import CHANGES_PARAMETER, RECORDS
 from ortmodule.core.objects.tensor_copies import cloned
 from ortmodule.core.objects.tensor_memory import GIVES_MEMORY, is_in_place, is_of_data, memory_of
 from ortmodule.core.size_expr import is_number
@@ -328,6 +328,9 @@ class TraceMode(TorchFunctionMode):
         function, args, kwargs = recordable(function, args, kwargs or {})
         if (compared := scalar_guards.observed(function, args, kwargs)) is not NotImplemented:
             return compared
+        if not self.differentiates and torch.is_grad_enabled() and any(map(_follows, (*args, *kwargs.values()))):
+            self.failed = f"{scalar_guards.user_line()} {RECORDS}"
+            raise NotTraceable(self.failed)
         unseen = not torch.is_grad_enabled() and self.differentiates
         if unseen and (function is torch.Tensor.__setitem__ or is_in_place(function.__name__) or "out" in kwargs):
             # What it writes is no result that could be stopped: its operands are.
@@ -394,8 +397,12 @@ def _operand_stopped(operand: Any) -> Any:
 
 
 def _stopped(result: Any) -> Any:
-    stops = isinstance(result, torch.Tensor) and result.is_floating_point() and not result.requires_grad
-    return result.detach() if stops else result
+    if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+        return result
+    if not result.requires_grad:
+        return result.detach()
+    # Of views that there are several of (`x.unbind()`) PyTorch says that they need a gradient, and gives x none.
+    return result.detach().requires_grad_() if result._is_view() and result.grad_fn is None else result
 
 
 def _all_stopped(result: Any) -> Any:
