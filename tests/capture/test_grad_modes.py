@@ -1,4 +1,4 @@
-"""What forward computes without gradients carries none into the graph, and what it records in such a call is PyTorch's."""
+"""What forward computes without gradients carries none in the graph; what it records in a call without is PyTorch's."""
 
 import copy
 

@@ -5,7 +5,6 @@ import re
 import numpy
 import numpy as np
 import pytest
-import torch
 from numpy import ceil, sqrt
 
 from ortmodule import ORTModule, explain
@@ -49,7 +48,7 @@ NEAR = {
     "waves": lambda n: np.sin(n) + np.cos(np.pi * n / 101) + np.tanh(n / 9) + np.arctan(n) + np.deg2rad(n),
     "exp": lambda n: np.exp(-n / 50) + np.hypot(n, 3) + np.arctan2(n, 2),
     "mean": lambda n: np.mean([n, 3]) + np.std([n, 1.5]) + np.average((n, n, 2)),
-    "product": lambda n: n * np.float64(0.3) + np.float32(0.1) * n + n**np.float64(0.5) + np.float64(1.01) ** n,
+    "product": lambda n: n * np.float64(0.3) + np.float32(0.1) * n + n ** np.float64(0.5) + np.float64(1.01) ** n,
     "beside": lambda n: n / np.float64(3) + np.float64(3) / n - np.float64(2) - n % np.float64(2.5),
 }
 #: Of the sizes of a tensor.
@@ -120,7 +119,8 @@ def test_other_numbers(name):
 
 RETURNED = {
     "sqrt": lambda n: np.sqrt(n), "maximum": lambda n: np.maximum(n, 3), "prod": lambda n: np.prod([n, 2]),
-    "float32": lambda n: np.float32(2.5) * n, "floor": lambda n: np.floor(n / 2), "item": lambda n: np.ceil(n / 2).item(),
+    "float32": lambda n: np.float32(2.5) * n, "floor": lambda n: np.floor(n / 2),
+    "item": lambda n: np.ceil(n / 2).item(),
 }  # fmt: skip
 
 

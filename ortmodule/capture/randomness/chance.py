@@ -261,7 +261,9 @@ class Chance:
         if new:
             self._new.append(generator)
         elif get_tracing_state() is not None and not any(generator is each for each in self._new):
-            self._fail(NotTraceable(f"{user_line(frame.f_back)} seeds a generator of random numbers, which no graph does"))
+            self._fail(
+                NotTraceable(f"{user_line(frame.f_back)} seeds a generator of random numbers, which no graph does")
+            )
         if frame.f_locals["a"] is not None:
             self._made.append(generator)
 

@@ -1,8 +1,8 @@
 """Tells whether forward changes a setting of its thread or process, and puts it back.
 
-A graph repeats no such change (`torch.set_grad_enabled(False)`, `torch.set_num_threads(1)`, `os.environ["A"] = "1"`), so a
-module that leaves a setting other than it was is PyTorch's. A trace that ends with an error in between leaves it as well,
-and the next one would begin with it.
+A graph repeats no such change (`torch.set_grad_enabled(False)`, `torch.set_num_threads(1)`, `os.environ["A"] = "1"`),
+so a module that leaves a setting other than it was is PyTorch's. A trace that ends with an error in between leaves it
+as well, and the next one would begin with it.
 """
 
 from __future__ import annotations
