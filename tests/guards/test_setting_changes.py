@@ -1,4 +1,4 @@
-"""Settings of the process that forward changes: left as PyTorch leaves them, and as they were by a trace that fails."""
+"""Settings of the process that forward changes: as PyTorch leaves them, and put back by a trace that fails."""
 
 import copy
 import os
