@@ -16,7 +16,7 @@ from torch import nn
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.core.errors import CaptureError
-from ortmodule.core.names import ADVANCES, CHANGES_PARAMETER, ONLY_CALLER, REENTRANT, RETURNS_GIVEN
+from ortmodule.core.names import ADVANCES, CHANGES_PARAMETER, ONLY_CALLER, RECORDS, REENTRANT, RETURNS_GIVEN
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.module_tree import Tree
 from ortmodule.lowering import export
@@ -106,7 +106,7 @@ class Partition:
     def _submodule(self, error: CaptureError) -> bool:
         """The submodule that a trace failed in, or if that is left already, what is around it."""
         path, modules, reason = error.submodule or "", self.modules(), str(error)
-        if REENTRANT in reason or ONLY_CALLER in reason or ADVANCES in reason:
+        if any(text in reason for text in (REENTRANT, ONLY_CALLER, ADVANCES, RECORDS)):
             return False
         if reason.endswith(RETURNS_GIVEN) and path in modules and self.tree.vary(path):
             return True

@@ -555,7 +555,7 @@ _CONVERSIONS = {
     "tolist": lambda number: number,
 }  # fmt: skip
 _WRITTEN = {"__int__", "__float__"}
-_LOOKS = {"item", "tolist", "__int__", "__float__"}
+_LOOKS = {"item", "tolist", "__int__", "__float__", "__array__"}
 _SLICES = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 _TRACING = {torch.narrow, torch.Tensor.narrow, pad_packed_sequence, torch.linspace}
 #: How many dimensions these have depends on sizes.

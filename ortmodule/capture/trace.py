@@ -59,6 +59,7 @@ from ortmodule.guards.inventory import Slot, path_of
 from ortmodule.guards.isolation import Contents, containers, contents
 from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.reads.held_tensors import check_unchanged
+from ortmodule.guards.writes.setting_changes import settings_left_alone
 from ortmodule.host import autograd_functions
 from ortmodule.host.collectives import WAIT, Collectives, wait_late
 from ortmodule.host.collectives import recording as recording_collectives
@@ -323,6 +324,7 @@ class _Flat(nn.Module):
         self.effects = SideEffects(around, self.containers, (args, kwargs), self.arguments, own, self.regions)
         try:
             with (
+                settings_left_alone(),
                 self.mode.looking(tensors, parameters, self.copies.values(), self.counters.values()),
                 self.chance.looking(around.values, modules), self.recorder.numbers.converting(self.recorder),
                 object_reads.watched(self.recorder, around.values, self.before.values()),

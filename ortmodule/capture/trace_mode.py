@@ -14,11 +14,11 @@ from ortmodule.capture import scalar_guards
 from ortmodule.capture.call_patches import has_sparse_gradient, recordable
 from ortmodule.capture.calls import named_operators, out_arguments
 from ortmodule.capture.effects.filled_caches import may_set_up
-from ortmodule.capture.numbers import symbolic_numbers, tensor_facts
+from ortmodule.capture.numbers import numpy_sizes, symbolic_numbers, tensor_facts
 from ortmodule.capture.randomness import chance, drawn_values
 from ortmodule.core import rng_state
 from ortmodule.core.errors import DrawsOperand, NotTraceable, WritesParameter
-from ortmodule.core.names import CHANGES_PARAMETER
+from ortmodule.core.names import CHANGES_PARAMETER, RECORDS
 from ortmodule.core.objects.tensor_copies import cloned
 from ortmodule.core.objects.tensor_memory import GIVES_MEMORY, is_in_place, is_of_data, memory_of
 from ortmodule.core.size_expr import is_number
@@ -293,6 +293,8 @@ class TraceMode(TorchFunctionMode):
     def _call(self, function: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
         if symbolic_numbers.is_among(args) or (kwargs and symbolic_numbers.is_among((*kwargs.values(),))):
             return symbolic_numbers.call(function, args, kwargs or {}, self._call)
+        if (number := numpy_sizes.computed(function, args, kwargs)) is not NotImplemented:
+            return number
         kwargs = kwargs or {}
         function, args, kwargs = named_operators.as_function(function, args, kwargs)
         if collective := collectives.functional(function):
@@ -326,10 +328,14 @@ class TraceMode(TorchFunctionMode):
         function, args, kwargs = recordable(function, args, kwargs or {})
         if (compared := scalar_guards.observed(function, args, kwargs)) is not NotImplemented:
             return compared
+        if not self.differentiates and torch.is_grad_enabled() and any(map(_follows, (*args, *kwargs.values()))):
+            self.failed = f"{scalar_guards.user_line()} {RECORDS}"
+            raise NotTraceable(self.failed)
         unseen = not torch.is_grad_enabled() and self.differentiates
         if unseen and (function is torch.Tensor.__setitem__ or is_in_place(function.__name__) or "out" in kwargs):
             # What it writes is no result that could be stopped: its operands are.
-            args = (*args[:1], *map(_operand_stopped, args[1:]))
+            kept = 0 if "out" in kwargs else 1
+            args = (*args[:kept], *map(_operand_stopped, args[kept:]))
             kwargs = {name: a if name == "out" else _operand_stopped(a) for name, a in kwargs.items()}
         versions = [(t, t._version) for t in (*args, *kwargs.values()) if unseen and _carries(t)]
         state = get_tracing_state()
@@ -347,9 +353,7 @@ class TraceMode(TorchFunctionMode):
             raise NotTraceable("forward changes a tensor that carries a gradient, and autograd does not see it")
         if not unseen or result is kwargs.get("out") or not any(map(_follows, (*args, *kwargs.values()))):
             return result
-        if isinstance(result, torch.Tensor):
-            return _stopped(result)
-        return type(result)(map(_stopped, result)) if type(result) in (tuple, list) else result
+        return _all_stopped(result)
 
 
 def _without_changing_numbers(function: Any, args: tuple) -> Any:
@@ -393,8 +397,22 @@ def _operand_stopped(operand: Any) -> Any:
 
 
 def _stopped(result: Any) -> Any:
-    stops = isinstance(result, torch.Tensor) and result.is_floating_point() and not result.requires_grad
-    return result.detach() if stops else result
+    if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+        return result
+    if not result.requires_grad:
+        return result.detach()
+    # Of views that there are several of (`x.unbind()`) PyTorch says that they need a gradient, and gives x none.
+    return result.detach().requires_grad_() if result._is_view() and result.grad_fn is None else result
+
+
+def _all_stopped(result: Any) -> Any:
+    """With the tensors of tuples, named ones (`torch.max(x, 1)`) among them, and of lists."""
+    if isinstance(result, torch.Tensor):
+        return _stopped(result)
+    if not isinstance(result, (tuple, list)):
+        return result
+    stopped = list(map(_all_stopped, result))
+    return type(result)(*stopped) if hasattr(result, "_fields") else type(result)(stopped)
 
 
 def copied_in_trace(tensor: torch.Tensor) -> torch.Tensor:

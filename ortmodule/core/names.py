@@ -37,6 +37,8 @@ except PackageNotFoundError:  # run from a source tree
 ONLY_CALLER = "which only the caller's own tensors tell"
 #: What can neither be seen nor be put back.
 ADVANCES = "takes the next of an iterator that was there before the call, which no graph repeats"
+#: A run without gradients has none to give, inside of a submodule either.
+RECORDS = "has autograd record (torch.enable_grad()), where the call does not"
 #: The reason why a graph is not made where there is no work that could go past the engine.
 NOTHING = "forward computes nothing"
 USED_ON = "forward puts a tensor into a list or a dictionary that it was given, or an attribute, and goes on with it"

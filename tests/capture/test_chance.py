@@ -154,6 +154,63 @@ def test_a_generator_with_a_seed_made_in_forward(make):
     assert explain(module).captured
 
 
+HELD_BY_ALL = random.Random(5)
+
+
+def seeded_meanwhile():
+    state = random.getstate()
+    random.seed(3)
+    number = random.random()
+    random.setstate(state)
+    return number
+
+
+#: What forward seeds, and which number it takes then.
+SEEDED = {
+    "global": lambda: (random.seed(4), 1.0)[1],
+    "global, and drawn": lambda: (random.seed(4), random.random())[1],
+    "meanwhile": seeded_meanwhile,
+    "by the system": lambda: (random.seed(), 1.0)[1],
+    "held": lambda: (HELD_BY_ALL.seed(4), HELD_BY_ALL.random())[1],
+    "state": lambda: (HELD_BY_ALL.setstate(random.Random(9).getstate()), 1.0)[1],
+    "NumPy's": lambda: (numpy.random.seed(4), numpy.random.rand())[1],
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_generators_that_forward_seeds(name):
+    """A graph repeats no seed, and what is drawn later follows from it."""
+    found = []
+    for wrap in (lambda module: module, ORTModule):
+        random.seed(0), numpy.random.seed(0), HELD_BY_ALL.seed(0), torch.manual_seed(0)
+        module = wrap(Scales(SEEDED[name]))
+        results = [module(torch.ones(2, 4)).detach() for _ in range(3)]
+        later = random.random() if name != "by the system" else 0, HELD_BY_ALL.random(), numpy.random.rand()
+        found.append((results, later))
+    torch.testing.assert_close(found[1], found[0])
+    assert not explain(module).captured
+
+
+class Scales(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.linear, self.number = nn.Linear(4, 4), number
+
+    def forward(self, x):
+        return self.linear(x) * self.number()
+
+
+def test_a_generator_that_forward_makes_and_seeds():
+    def number():
+        generator = random.Random()
+        generator.seed(5)
+        return generator.random()
+
+    module = ORTModule(Scales(number))
+    torch.testing.assert_close(module(torch.ones(2, 4)), module.module(torch.ones(2, 4)))
+    assert explain(module).captured
+
+
 RATES = {
     "random": (lambda: random.random() < 0.0, True),
     "uniform": (lambda: random.uniform(0, 1) < 0, True),

@@ -50,10 +50,9 @@ class Writes(nn.Module):
         h = self.layer(x)
         if self.way == "carries":
             return h, self.written(h)
-        if self.way == "detached":
-            return h, self.written(h.detach())
-        with torch.no_grad():
-            return h, self.written(h)
+        with torch.set_grad_enabled(self.way == "detached"):
+            result, doubled = self.written(h.detach() if self.way == "detached" else h)
+        return h * (1 + sum(t.float().mean() for t in doubled)), (result, doubled)
 
     def written(self, h):
         plain = self.function(h.detach(), None)

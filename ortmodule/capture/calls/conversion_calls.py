@@ -36,7 +36,8 @@ _CALLED: tuple[Any, ...] = (
     len,
     map,
     *filter(callable, vars(math).values()),
-    *(getattr(numpy, name) for name in _OF_LISTS),
+    *(getattr(numpy, name) for name in (*_OF_LISTS, "clip", "round", "around")),
+    *(function for function in vars(numpy).values() if isinstance(function, numpy.ufunc)),
 )
 #: By the id of what is called: the name under which the function in its place is among the builtins.
 _NAMES = {id(function): f"ortmodule.{function.__module__}.{function.__name__}" for function in _CALLED}

@@ -21,12 +21,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy
 import torch
 
 from ortmodule.capture import scalar_guards
 from ortmodule.capture.calls.conversion_calls import ConversionCalls
-from ortmodule.capture.numbers import symbolic_numbers
-from ortmodule.capture.numbers.number_functions import OF_MATH
+from ortmodule.capture.numbers import numpy_sizes, symbolic_numbers
+from ortmodule.capture.numbers.number_functions import OF_MATH, OF_NUMPY
 from ortmodule.capture.numbers.number_lists import OF_LISTS
 from ortmodule.capture.numbers.read_causes import DATA
 from ortmodule.capture.numbers.size_functions import OF_SIZES_ALONE, is_size, of_math, rounded
@@ -130,6 +131,8 @@ class Numbers:
                     return original(*args, **kwargs)
                 if (found := self._of_size(recorder, original, args)) is not None:
                     return found
+                if original in OF_LISTS:
+                    args = numpy_sizes.with_sizes(args)
                 numbers = [self._number(recorder, a) for a in args]
                 return instead(*(a if n is None else n for n, a in zip(numbers, args, strict=True)))
 
@@ -138,15 +141,22 @@ class Numbers:
         called: dict[Callable[..., Any], Callable[..., Any]] = {
             original: function(original, instead) for original, instead in (OF_SIZES_ALONE | OF_MATH | OF_LISTS).items()
         }
+        follows = functools.partial(self._follows, recorder)
+        called |= {original: numpy_sizes.following(original, follows) for original in OF_NUMPY}
         called |= {rounded: conversion(rounded, rounded) for rounded in _ROUNDING}
         modules = {name: sys.modules[name] for name in ("math", "numpy")}
-        others = [Replacement(modules[f.__module__], f.__name__, call) for f, call in called.items()]
+        of_name = {f: call for f, call in called.items() if f not in OF_NUMPY}
+        others = [Replacement(modules[f.__module__], f.__name__, call) for f, call in of_name.items()]
+        others += [Replacement(numpy, name, called[f]) for name, f in numpy_sizes.BY_NAME.items()]
         called[int] = conversion(int, symbolic_numbers.whole)
         called[float] = conversion(float, symbolic_numbers.fractional)
         called[round] = conversion(round, round)
         called[len] = functools.partial(self._length, recorder)
         called[map] = functools.partial(_mapped, dict(called))
         return self.calls.replaced(called, others)
+
+    def _follows(self, recorder: scalar_guards.Recorder) -> bool:
+        return self.symbolic and recorder.watches()
 
     def _length(self, recorder: scalar_guards.Recorder, value: Any) -> Any:
         """`len(value)`, of a tensor as a size."""

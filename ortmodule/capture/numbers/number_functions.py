@@ -25,6 +25,7 @@ from ortmodule.capture.numbers.symbolic_numbers import (
     is_float,
     is_one,
     known,
+    marked,
     read_condition,
     tensor_first,
     value_of,
@@ -67,13 +68,6 @@ def as_tensor_of(beside: torch.Tensor, value: Any) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else filled_like(beside, value)
 
 
-def _marked(number: Any, operands: tuple) -> Any:
-    """``number``, a result whose last digits are not Python's."""
-    found = filter(is_one, operands)
-    number.near = tuple(root for each in found for root in (each.near or (each,)))
-    return number
-
-
 def _of_math(original: Callable, of_tensors: Callable, near: bool) -> Callable:
     @functools.wraps(original)
     def function(*args: Any) -> Any:
@@ -89,7 +83,7 @@ def _of_math(original: Callable, of_tensors: Callable, near: bool) -> Callable:
         tensor = of_tensors(*operands)
         read_condition(tensor.isfinite())  # where it is not, Python raises an error for most
         number = known(value, tensor, *args)
-        return _marked(number, args) if near else number
+        return marked(number, args) if near else number
 
     return function
 
@@ -139,6 +133,21 @@ _WIDE |= {numpy.radians: _WIDE[numpy.deg2rad], numpy.degrees: _WIDE[numpy.rad2de
 _QUESTIONS = {getattr(numpy, name): function for name, function in _ASKED.items()}
 
 
+#: Logarithms, and of which numbers they are whole ones.
+_BASES = {numpy.log2: 2.0, numpy.log10: 10.0}
+
+
+def _exact_of_powers(ufunc: Any, of: Any, number: Any) -> Any:
+    """A logarithm, which is exact where it is that of a power."""
+    if (base := _BASES.get(ufunc)) is None or is_float(of) or of.near:
+        return number
+    nearest = number.tensor.round()
+    number.exact = filled_like(nearest, base) ** nearest == of.tensor
+    number.tensor = torch.where(number.exact, nearest, number.tensor)
+    number.tensor._ortmodule_number = True  # as :func:`known` notes
+    return number
+
+
 def _asks_itself(value: Any) -> bool:
     """Is it an array of a trace, or another object that knows what to do?"""
     kind = type(value)
@@ -155,7 +164,9 @@ def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
         if ufunc in _WIDE:
             function, near = _WIDE[ufunc]
             number = numpy_numbers.computed(ufunc, function, *inputs, wide=True)
-            return _marked(number, inputs) if near and is_one(number) else number
+            if not near or not is_one(number):
+                return number
+            return _exact_of_powers(ufunc, inputs[0], marked(number, inputs))
         if ufunc in _QUESTIONS:
             return numpy.bool_(read_condition(_QUESTIONS[ufunc](inputs[0].tensor)))
     return getattr(ufunc, method)(*map(_all_read, inputs), **{name: _all_read(a) for name, a in kwargs.items()})
@@ -182,6 +193,10 @@ _FUNCTIONS: dict[Any, tuple[Callable, int, frozenset[str]]] = {
     numpy.round: (_round, 1, frozenset()),
     numpy.around: (_round, 1, frozenset()),
 }
+
+
+#: Functions that follow numbers which know their tensors.
+OF_NUMPY = frozenset((*_TYPED, *_WIDE, *_QUESTIONS, *_FUNCTIONS))
 
 
 def _array_function(self: Any, function: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:

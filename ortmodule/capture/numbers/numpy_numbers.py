@@ -21,8 +21,10 @@ from ortmodule.capture.numbers.symbolic_numbers import (
     as_given,
     as_type,
     differ,
+    exact,
     is_one,
     near,
+    of_size,
     read_condition,
     steady,
     value_of,
@@ -41,7 +43,8 @@ _KINDS = frozenset((*numpy_values.FLOATS, *numpy_values.INTEGERS))
 _OF_WHOLE = (operator.floordiv, operator.mod, numpy.floor_divide, numpy.remainder)  # by zero NumPy gives 0
 _POWERS = (operator.pow, numpy.power)
 #: Where a last digit may decide much.
-_STEPS = (*_OF_WHOLE, numpy.floor, numpy.ceil, numpy.trunc, numpy.rint, numpy.sign)
+_ROUNDING = (numpy.floor, numpy.ceil, numpy.trunc, numpy.rint, numpy.sign)
+_STEPS = (*_OF_WHOLE, *_ROUNDING)
 
 
 class NumpyFloat(Float):
@@ -76,6 +79,7 @@ def _known(value: Any, tensor: torch.Tensor, *of: Any) -> Any:
     with untraced():
         number: Any = make_subclass(NumpyInt if whole else NumpyFloat, torch.zeros((), dtype=tensor.dtype))
     number.tensor, number.value, number.scalar, number.near = tensor, value.item(), type(value), near(of)
+    number.exact = exact(of)
     tensor._ortmodule_number = True  # type: ignore[attr-defined]  # for `symbolic_numbers.stands_for_one`
     return number
 
@@ -101,7 +105,10 @@ def computed(compute: Callable, of_tensors: Callable, *operands: Any, wide: bool
     with untraced(), numpy.errstate(all="ignore"):  # (it is not forward that reads the setting)
         value = compute(*values)
     dtype = _DTYPES.get(type(value))
-    if dtype is None or get_tracing_state() is None or (compute in _STEPS and near(operands)):
+    steps = compute in _STEPS and near(operands)
+    if steps and compute in _ROUNDING and steady(operands[0]):
+        steps, operands = False, (_with_digits(operands[0]),)
+    if dtype is None or get_tracing_state() is None or steps:
         for each in filter(is_one, operands):
             value_of(each)
         return value
@@ -111,7 +118,14 @@ def computed(compute: Callable, of_tensors: Callable, *operands: Any, wide: bool
             read_condition(tensors[-1] != 0)
         elif compute in _POWERS:
             read_condition(tensors[-1] >= 0)
-    return _known(value, as_type(of_tensors(*tensors), dtype), *operands)
+    number = _known(value, as_type(of_tensors(*tensors), dtype), *operands)
+    return symbolic_numbers.marked(number, operands) if compute in _POWERS and dtype.is_floating_point else number
+
+
+def _with_digits(number: Any) -> Any:
+    """A number whose last digits do not matter from now on."""
+    found = symbolic_numbers.known(number.value, number.tensor)
+    return found if number.scalar is None else typed(found, number.scalar)
 
 
 def _operand(value: Any, dtype: torch.dtype) -> Any:
@@ -122,6 +136,7 @@ def _operand(value: Any, dtype: torch.dtype) -> Any:
 
 def _arithmetic(compute: Callable, of_tensors: Callable, backwards: bool) -> Callable:
     def method(self: Any, other: Any, *rest: Any) -> Any:
+        other = of_size(other)
         if isinstance(other, numpy.ndarray) or rest:
             return compute(*(other, read(self)) if backwards else (read(self), other), *rest)
         if not is_number(other):
@@ -133,6 +148,7 @@ def _arithmetic(compute: Callable, of_tensors: Callable, backwards: bool) -> Cal
 
 def _comparison(compute: Callable) -> Callable:
     def method(self: Any, other: Any) -> Any:
+        other = of_size(other)
         if isinstance(other, numpy.ndarray):
             return compute(read(self), other)
         if not is_number(other):

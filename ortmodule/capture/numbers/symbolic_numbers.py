@@ -14,6 +14,7 @@ functions take for a number while a module is traced.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +45,7 @@ class _Number(torch.Tensor):
     scalar: Any = None  # the type, if that is one of NumPy's
     between: tuple[float, float] | None = None  # of one that is drawn: it lies between these
     near: tuple[Any, ...] = ()  # of one whose last digits are not Python's in the graph: the numbers it follows from
+    exact: torch.Tensor | None = None  # of such a one: are the digits Python's nevertheless? None: it is not known
     __torch_function__ = no_torch_function
 
     def __bool__(self) -> bool:
@@ -86,7 +88,7 @@ def known(value: Any, tensor: torch.Tensor, *of: Any) -> Any:
         tensor = tensor.to(torch.int64 if whole else torch.float64)
     with untraced():
         number: Any = make_subclass(Int if whole else Float, torch.zeros((), dtype=tensor.dtype))
-    number.tensor, number.value, number.near = tensor, value, near(of)
+    number.tensor, number.value, number.near, number.exact = tensor, value, near(of), exact(of)
     tensor._ortmodule_number = True  # type: ignore[attr-defined]  # for `stands_for_one`
     return number
 
@@ -129,18 +131,38 @@ def near(numbers: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(each for number in numbers if is_one(number) for each in number.near)
 
 
+def marked(number: Any, operands: Sequence[Any]) -> Any:
+    """``number``, a result whose last digits are not Python's."""
+    found = filter(is_one, operands)
+    number.near = tuple(root for each in found for root in (each.near or (each,)))
+    return number
+
+
+def exact(numbers: Sequence[Any]) -> torch.Tensor | None:
+    """Are the digits of all of these Python's? None: it is not known, or those of all are."""
+    found = [number.exact for number in numbers if is_one(number) and number.near]
+    return None if not found or any(each is None for each in found) else functools.reduce(operator.and_, found)
+
+
 def differ(a: Any, b: Any) -> bool:
     """Do these, a number and another one, differ by more than digits that are not Python's?"""
     if not near((a, b)):
         return True
+    same = exact((a, b))
     a, b = (_wide(each.item() if isinstance(each, numpy.number) else each, True) for each in (a, b))
-    return read_condition(abs(a - b) > _DIGITS * (abs(a) + abs(b) + 1))
+    return _either(abs(a - b) > _DIGITS * (abs(a) + abs(b) + 1), same)
 
 
 def steady(number: Any) -> bool:
     """Is a number rounded as Python's is, whatever its last digits are?"""
+    if not number.near:
+        return True
     twice = number.tensor * 2
-    return not number.near or read_condition((twice - twice.round()).abs() > _DIGITS * (twice.abs() + 1))
+    return _either((twice - twice.round()).abs() > _DIGITS * (twice.abs() + 1), number.exact)
+
+
+def _either(clear: torch.Tensor, same: torch.Tensor | None) -> bool:
+    return read_condition(clear if same is None else clear | same)
 
 
 def whole(number: _Number) -> Any:
@@ -229,7 +251,8 @@ def _raised(a: Any, b: Any, of_tensors: Callable) -> Any:
         return operator.pow(*(value_of(each) if is_one(each) else each for each in (a, b)))
     tensor = of_tensors(_wide(a, True), _wide(b, True))
     read_condition(tensor.abs() < most)
-    return known(value, tensor, a, b)
+    number = known(value, tensor, a, b)
+    return marked(number, (a, b)) if is_float(number) else number
 
 
 BINARY: dict[str, tuple[Callable, Callable]] = {
@@ -374,6 +397,7 @@ _IN_PLACE = {
     for name in (f"{without}_", f"__i{without.replace('true_divide', 'truediv')}__")
     if hasattr(torch.Tensor, name)
 }
+_WITH_FACTOR = _functions("add add_ sub sub_")
 _COMPARING = _functions("lt le gt ge eq ne __lt__ __le__ __gt__ __ge__ __eq__ __ne__")
 #: They make a tensor of numbers, the last argument.
 _MAKING = frozenset((torch.tensor, torch.as_tensor, torch.Tensor.new_tensor))
@@ -419,6 +443,10 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         sizes = _sizes(args[1])
         read_condition(sum(sizes) == args[0].size(dim))  # torch raises an error else
         read_condition(torch.stack([each for each in sizes if isinstance(each, torch.Tensor)]).min() >= 0)
+    if function in _WITH_FACTOR and len(args) == 2 and kwargs.keys() == {"alpha"}:
+        factor, other = kwargs["alpha"], args[1]
+        if is_one(factor) and tensors and tensors[-1] is other and (other.is_floating_point() or not is_float(factor)):
+            return run(function, (args[0], _promoting(torch.mul, (other, factor), other, run)), {})
     if function in _RESHAPING:  # a graph takes -1 for any size, and of some of these 0 for the size that there is
         least = int(function in _UNFLATTENING)
         _check(_least([*args[1:], *kwargs.values()]) >= least, "a size that data decides is not positive")

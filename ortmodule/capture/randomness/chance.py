@@ -155,7 +155,8 @@ class Chance:
         self.ran: dict[types.CodeType, dict[str, Any]] = {}  # functions of Python's with their globals
         self.failure: NotTraceable | None = None
         self._states: list[tuple[Any, Any]] = []
-        self._made: list[random.Random] = []  # by forward, from a number
+        self._new: list[random.Random] = []  # made by forward
+        self._made: list[random.Random] = []  # of those, from a number
         self._busy = False  # a draw that is let through
         self._python: Any = None  # the state of the global generator when PyTorch began to run a node
         self._nodes_draw = False
@@ -182,7 +183,7 @@ class Chance:
             finally:
                 if before is None:
                     sys.setprofile(None)
-                self._states, self._made = [], []
+                self._states, self._new, self._made = [], [], []
 
     def _held_draws(self) -> AbstractContextManager[None]:
         """Inside, draws of NumPy's generators are met, wherever these are held. To find the places takes a look at all
@@ -244,14 +245,27 @@ class Chance:
         """A function of Python's that is of interest begins."""
         if get_tracing_state() is not None:  # no node, which reads anew at each call
             self.ran.setdefault(frame.f_code, frame.f_globals)
-        if frame.f_code is _SEED and frame.f_locals["a"] is not None:
-            self._made.append(frame.f_locals["self"])
+        if frame.f_code is _SEED:
+            self._seeded(frame)
         elif frame.f_code is _READ and get_tracing_state() is not None:
             self._note(ENVIRONMENT, frame.f_locals["key"], frame)
         elif frame.f_code in process_reads.CODES and get_tracing_state() is not None and frame.f_back is not None:
             step = process_reads.asks_setting(frame.f_back)
             if step is not None and (setting := process_reads.setting_of_code(frame)) is not None:
                 self._note(setting, "value", step)
+
+    def _seeded(self, frame: types.FrameType) -> None:
+        """A generator of Python's is seeded: one that forward makes, or one that was there before."""
+        generator = frame.f_locals["self"]
+        new = frame.f_back is not None and frame.f_back.f_code is _INIT
+        if new:
+            self._new.append(generator)
+        elif get_tracing_state() is not None and not any(generator is each for each in self._new):
+            self._fail(
+                NotTraceable(f"{user_line(frame.f_back)} seeds a generator of random numbers, which no graph does")
+            )
+        if frame.f_locals["a"] is not None:
+            self._made.append(generator)
 
     def _called(self, frame: types.FrameType, function: Any, owner: Any) -> None:
         """A function of C code that may be of interest is called."""
@@ -271,6 +285,8 @@ class Chance:
             for step, text in process_reads.asked_moving(function, frame):
                 frame, what = step, text
         elif isinstance(owner, random.Random):
+            if function.__name__ == "setstate" and not any(owner is new for new in self._new):
+                what = "sets the state of a generator of random numbers"
             if function.__name__ in _DRAWING and not any(owner is made for made in self._made):
                 what = "draws a random number"
         elif function in _ENTROPY:
@@ -304,6 +320,7 @@ class Chance:
 
 
 _SEED, _READ = random.Random.seed.__code__, type(os.environ).__getitem__.__code__
+_INIT = random.Random.__init__.__code__
 _READERS = {"os", "_collections_abc"}
 
 
