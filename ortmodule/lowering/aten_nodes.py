@@ -408,9 +408,13 @@ def _move_users(members: Sequence[TracedNode], unpacked: TracedNode) -> None:
                     late.append(user)
                     waiting.append(user)
     last = unpacked
-    for node in sorted(late, key=functools.cmp_to_key(lambda a, b: -1 if a.isBefore(b) else 1)):
+    for node in sorted(late, key=functools.cmp_to_key(_order)):
         node.moveAfter(last)
         last = node
+
+
+def _order(a: TracedNode, b: TracedNode) -> int:
+    return -1 if a.isBefore(b) else 1
 
 
 def _specs(values: Sequence[TracedValue]) -> tuple[Spec, ...]:

@@ -20,7 +20,7 @@ from ortmodule.capture.numbers.symbolic_numbers import is_one, of_size
 
 #: The names of NumPy's functions that follow numbers -> the functions.
 BY_NAME: dict[str, Callable[..., Any]] = {
-    name: function for name, function in vars(numpy).items() if isinstance(function, Callable) and function in OF_NUMPY
+    name: function for name, function in vars(numpy).items() if callable(function) and function in OF_NUMPY
 }
 
 
