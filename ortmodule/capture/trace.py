@@ -324,12 +324,11 @@ class _Flat(nn.Module):
         self.effects = SideEffects(around, self.containers, (args, kwargs), self.arguments, own, self.regions)
         try:
             with (
-                settings_left_alone(),
                 self.mode.looking(tensors, parameters, self.copies.values(), self.counters.values()),
                 self.chance.looking(around.values, modules), self.recorder.numbers.converting(self.recorder),
                 object_reads.watched(self.recorder, around.values, self.before.values()),
                 self.attributes.watched(), replaced(size_types.as_numbers(lambda made: self.mode.know([made]))),
-                tables.in_place(),
+                tables.in_place(), settings_left_alone(),
             ):  # fmt: skip
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():

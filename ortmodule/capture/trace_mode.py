@@ -328,15 +328,11 @@ class TraceMode(TorchFunctionMode):
         function, args, kwargs = recordable(function, args, kwargs or {})
         if (compared := scalar_guards.observed(function, args, kwargs)) is not NotImplemented:
             return compared
-        if not self.differentiates and torch.is_grad_enabled() and any(map(_follows, (*args, *kwargs.values()))):
-            self.failed = f"{scalar_guards.user_line()} {RECORDS}"
-            raise NotTraceable(self.failed)
+        if not self.differentiates and torch.is_grad_enabled():
+            self._check_unrecorded((*args, *kwargs.values()))
         unseen = not torch.is_grad_enabled() and self.differentiates
         if unseen and (function is torch.Tensor.__setitem__ or is_in_place(function.__name__) or "out" in kwargs):
-            # What it writes is no result that could be stopped: its operands are.
-            kept = 0 if "out" in kwargs else 1
-            args = (*args[:kept], *map(_operand_stopped, args[kept:]))
-            kwargs = {name: a if name == "out" else _operand_stopped(a) for name, a in kwargs.items()}
+            args, kwargs = _operands_stopped(args, kwargs)
         versions = [(t, t._version) for t in (*args, *kwargs.values()) if unseen and _carries(t)]
         state = get_tracing_state()
         try:
@@ -354,6 +350,12 @@ class TraceMode(TorchFunctionMode):
         if not unseen or result is kwargs.get("out") or not any(map(_follows, (*args, *kwargs.values()))):
             return result
         return _all_stopped(result)
+
+    def _check_unrecorded(self, operands: Iterable[Any]) -> None:
+        """Raises NotTraceable where autograd records an operator, in a call without gradients."""
+        if any(map(_follows, operands)):
+            self.failed = f"{scalar_guards.user_line()} {RECORDS}"
+            raise NotTraceable(self.failed)
 
 
 def _without_changing_numbers(function: Any, args: tuple) -> Any:
@@ -388,6 +390,13 @@ def _carries(argument: Any) -> bool:
         return False
     base = argument._base if argument._is_view() and argument._base is not None else argument
     return base.grad_fn is not None
+
+
+def _operands_stopped(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Of an operator that writes: what it writes is no result that could be stopped, so its operands are."""
+    kept = 0 if "out" in kwargs else 1
+    args = (*args[:kept], *map(_operand_stopped, args[kept:]))
+    return args, {name: a if name == "out" else _operand_stopped(a) for name, a in kwargs.items()}
 
 
 def _operand_stopped(operand: Any) -> Any:
