@@ -319,16 +319,16 @@ class _Flat(nn.Module):
             self._put_counters()
         args, kwargs = self.arguments.rebuild(tensors, traced_number, array=self.arrays.of)
         own = tensors[: len(tensors) - len(self.resized)]  # of the call
-        self.attributes = TensorReads(given_to(self.tree, own), self.mode.is_made)
-        tables = TracedTables(self.tree, own)
+        self.attributes, tables = TensorReads(given_to(self.tree, own), self.mode.is_made), TracedTables(self.tree, own)
         self.effects = SideEffects(around, self.containers, (args, kwargs), self.arguments, own, self.regions)
         try:
             with (
+                settings_left_alone(),  # its own reads are none of forward's
                 self.mode.looking(tensors, parameters, self.copies.values(), self.counters.values()),
                 self.chance.looking(around.values, modules), self.recorder.numbers.converting(self.recorder),
                 object_reads.watched(self.recorder, around.values, self.before.values()),
                 self.attributes.watched(), replaced(size_types.as_numbers(lambda made: self.mode.know([made]))),
-                tables.in_place(), settings_left_alone(),
+                tables.in_place(),
             ):  # fmt: skip
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():
