@@ -461,8 +461,6 @@ static const rule paying[] = {{OP("MatMul", VAR(WEIGHTS), VAR(VALUES)), fuse_whe
 static const rule always[] = {{OP("MatMul", VAR(WEIGHTS), VAR(VALUES)), fuse_always}, {0}};
 static const rule flash[] = {{OP("MatMul", VAR(WEIGHTS), VAR(VALUES)), fuse_flash}, {0}};
 
-const pass_def flash_dropout = {
-    .name = "flash_dropout", .stage = BEFORE_GRADIENT, .device = FOR_GPUS, .rules = flash};
+const pass_def flash_dropout = {.name = "flash_dropout", .stage = BEFORE_GRADIENT, .device = FOR_GPUS, .rules = flash};
 const pass_def attention_fusion = {.name = "attention_fusion", .stage = BEFORE_GRADIENT, .rules = paying};
-const pass_def efficient_attention = {
-    .name = "efficient_attention", .stage = BEFORE_GRADIENT, .rules = always};
+const pass_def efficient_attention = {.name = "efficient_attention", .stage = BEFORE_GRADIENT, .rules = always};

@@ -138,5 +138,4 @@ static status run_all(graph *g, int *fired) {
 
 static status run(graph *g, int *fired) { return pass_end(g, run_all(g, fired)); }
 
-const pass_def concat_slices = {
-    .name = "concat_slices", .stage = BEFORE_GRADIENT | AFTER_GRADIENT, .run = run};
+const pass_def concat_slices = {.name = "concat_slices", .stage = BEFORE_GRADIENT | AFTER_GRADIENT, .run = run};

@@ -42,5 +42,4 @@ static status drop_mask(graph *g, node *n, int *fired) {
 
 static status run(graph *g, int *fired) { return g->pending ? OK : pass_rewrite_each(g, drop_mask, fired); }
 
-const pass_def mask_removal = {
-    .name = "mask_removal", .stage = BEFORE_GRADIENT, .device = FOR_GPUS, .run = run};
+const pass_def mask_removal = {.name = "mask_removal", .stage = BEFORE_GRADIENT, .device = FOR_GPUS, .run = run};

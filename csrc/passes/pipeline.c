@@ -9,8 +9,8 @@ extern const pass_def attention_fusion, attention_lengths, clean_up, concat_grad
     efficient_attention, embedding_norm, flash_dropout, gelu_fusion, gradient_marks, gradient_sum, label_sparsity,
     linear_loss, loss_cast, loss_gradient, mask_removal, masked_softmax, matmul_fusion, norm_fusion, norm_residual,
     packed_weights, padding_removal, parallel_products, pointwise_fusion, product_cast, product_epilogue, relu_dropout,
-    rotary_fusion, row_fusion, row_selection, score_mask, shifted_loss, silu_fusion, softmax_cast,
-    softmax_dropout, triton_fusion, wide_operands;
+    rotary_fusion, row_fusion, row_selection, score_mask, shifted_loss, silu_fusion, softmax_cast, softmax_dropout,
+    triton_fusion, wide_operands;
 
 /* clang-format off */
 const pass_def *const passes[] = {

@@ -190,5 +190,4 @@ static status visit(graph *g, node *n, int *fired) {
 
 static status run(graph *g, int *fired) { return pass_rewrite_each(g, visit, fired); }
 
-const pass_def product_epilogue = {
-    .name = "product_epilogue", .stage = LAST, .device = FOR_GPUS, .run = run};
+const pass_def product_epilogue = {.name = "product_epilogue", .stage = LAST, .device = FOR_GPUS, .run = run};

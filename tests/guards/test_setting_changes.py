@@ -23,6 +23,12 @@ def environment(value):
         os.environ["ORTMODULE_TESTS_SETTING"] = value
 
 
+def benchmark(on):
+    """torch.testing, which other tests import, lets nothing but this context manager set it."""
+    with torch.backends.__allow_nonbracketed_mutation():
+        torch.backends.cudnn.benchmark = on
+
+
 #: What sets it, what tells it, and two values.
 SETTINGS = {
     "gradients": (torch.set_grad_enabled, torch.is_grad_enabled, True, False),
@@ -40,9 +46,7 @@ SETTINGS = {
         torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled, False, True,
     ),
     "anomalies": (torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled, False, True),
-    "cudnn": (
-        lambda on: setattr(torch.backends.cudnn, "benchmark", on), lambda: torch.backends.cudnn.benchmark, False, True,
-    ),
+    "cudnn": (benchmark, lambda: torch.backends.cudnn.benchmark, False, True),
     "directory": (os.chdir, os.getcwd, os.getcwd(), "/"),
     "recursion": (sys.setrecursionlimit, sys.getrecursionlimit, sys.getrecursionlimit(), 5000),
     "environment": (environment, lambda: os.environ.get("ORTMODULE_TESTS_SETTING"), None, "1"),

@@ -61,7 +61,11 @@ def _backends() -> tuple[bool, ...]:
 
 def _set_backends(values: tuple[bool, ...]) -> None:
     for (owner, name), value in zip(_OF_BACKENDS, values, strict=True):
-        if getattr(owner, name) != value:
+        if getattr(owner, name) == value:
+            continue
+        if flag := vars(type(owner)).get(name):
+            flag.setter(value)  # the flag itself refuses once `torch.backends.disable_global_flags` was called
+        else:
             setattr(owner, name, value)
 
 
