@@ -130,6 +130,33 @@ def test_settings_left_alone(setting):
     assert tell() == usual
 
 
+class Imports(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x):
+        import sets_an_environment_variable as imported
+
+        return self.line(x) * imported.FACTOR
+
+
+def test_what_an_import_sets_stays(tmp_path, monkeypatch):
+    """A module is imported once: what it does then is not done again by the forward that PyTorch runs."""
+    (tmp_path / "sets_an_environment_variable.py").write_text(
+        "import os\nos.environ['ORTMODULE_TESTS_SETTING'] = '1'\nFACTOR = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ORTMODULE_TESTS_SETTING", "0")
+    eager = Imports()
+    module = ORTModule(copy.deepcopy(eager))
+    for count in (3, 5):
+        ours = module(rows(count, 4))
+        assert os.environ["ORTMODULE_TESTS_SETTING"] == "1"
+        torch.testing.assert_close(ours, eager(rows(count, 4)))
+    assert explain(module).captured
+
+
 def test_a_usual_module_is_the_engines():
     module = ORTModule(Net(lambda: None))
     module(rows(3, 4))

@@ -17,6 +17,7 @@ import torch
 
 from ortmodule.core import devices
 from ortmodule.core.errors import NotTraceable
+from ortmodule.core.snapshot import Snapshot
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -75,7 +76,8 @@ _OF_BACKENDS = [
     (torch.backends.cuda.matmul, "allow_tf32"),
     (torch.backends.mkldnn, "enabled"),
 ]
-#: What a message calls it -> what it is, and what sets it.
+#: What a message calls it -> what it is, and what sets it. The precision of products sets what torch.backends tells,
+#: and cannot be asked for while these say something else: it comes first.
 _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "whether autograd records (torch.set_grad_enabled)": (torch.is_grad_enabled, torch.set_grad_enabled),
     "the default type": (torch.get_default_dtype, torch.set_default_dtype),
@@ -91,25 +93,31 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }
 
 
+class _Held:
+    """What a setting is. Modules that are imported may set environment variables: these stay, as no module is imported
+    a second time."""
+
+    def __init__(self, get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
+        self._get, self._put, self._then = get, put, get()
+        self._modules = len(sys.modules)
+
+    def changed(self) -> bool:
+        imports = self._put is _set_environment and len(sys.modules) > self._modules
+        return not imports and self._get() != self._then
+
+    def put_back(self) -> None:
+        if self.changed():
+            self._put(self._then)
+
+
 @contextmanager
 def settings_left_alone() -> Iterator[None]:
     """Puts back what is another one at the end. Raises NotTraceable then, unless something else has failed."""
-    then: dict[str, Any] = {}
-    for name, (get, _) in _SETTINGS.items():
+    settings = Snapshot()
+    for name, (get, put) in reversed(_SETTINGS.items()):  # the first is put back first
         with suppress(OSError, RuntimeError):  # a directory that is gone, a setting that this build has not
-            then[name] = get()
-    try:
+            settings.add_named(name, _Held(get, put))
+    with settings.around():
         yield
-    except BaseException:
-        _put_back(then)
-        raise
-    if changed := _put_back(then):
-        raise NotTraceable(f"forward changes {changed[0]}, which a graph does not")
-
-
-def _put_back(then: dict[str, Any]) -> list[str]:
-    """Returns the names of those that were others."""
-    changed = [name for name, value in then.items() if _SETTINGS[name][0]() != value]
-    for name in changed:
-        _SETTINGS[name][1](then[name])
-    return changed
+        if changed := list(settings.all_changed()):
+            raise NotTraceable(f"forward changes {changed[-1][0]}, which a graph does not")
