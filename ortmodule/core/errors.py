@@ -97,7 +97,7 @@ class NotInEngine(Exception):
         self.warning: str | None = None  # what a user is told, once; "": nothing; None: the reason
         self.guards: Condition | None = None  # it is true as long as these hold
         self.finish: Callable[[], Any] | None = None  # runs what is left of the call, where a part of it was run
-        self.found: Any = None  # what holds for other such calls (runtime/calls/known_waits.py)
+        self.found: Any = None  # what holds for other such calls (runtime/variants/known_waits.py)
 
 
 class NoOtherGraph(NotInEngine):

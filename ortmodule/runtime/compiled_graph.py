@@ -57,7 +57,7 @@ OWN, ASSIGNED = "its own", "the one that was assigned"
 
 
 class OtherLengths(Protocol):
-    """The graphs of other lengths of a loop (runtime/calls/lengths.py makes them)."""
+    """The graphs of other lengths of a loop (runtime/variants/lengths.py makes them)."""
 
     graphs: OrderedDict[int, CompiledGraph | None]
 

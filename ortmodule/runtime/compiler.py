@@ -39,12 +39,12 @@ from ortmodule.lowering.cuts.data_cuts import data_cuts
 from ortmodule.runtime.broken_graph import BrokenGraph
 from ortmodule.runtime.calls.capture_budget import Budget
 from ortmodule.runtime.calls.held_arguments import reads_of
-from ortmodule.runtime.calls.lengths import Lengths
 from ortmodule.runtime.calls.module_state import ModuleState, ModuleStates
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.executable import computed
 from ortmodule.runtime.piece_graph import Interpreter
 from ortmodule.runtime.tensors.shared_memory import overlap
+from ortmodule.runtime.variants.lengths import Lengths
 
 #: Submodules that are left to PyTorch for one reason, of which a user is told each.
 MOST_TOLD = 8

@@ -57,18 +57,19 @@ from ortmodule.host.host_node import varying
 from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime.attachments import Attachments
-from ortmodule.runtime.calls import call_differences, capture_budget
+from ortmodule.runtime.calls import capture_budget
 from ortmodule.runtime.calls.capture_budget import Budget, Variant
-from ortmodule.runtime.calls.changing_numbers import note, with_changing_numbers
 from ortmodule.runtime.calls.held_arguments import taken_from_module
-from ortmodule.runtime.calls.known_waits import KnownWaits, found_of, waits_for, with_found
 from ortmodule.runtime.calls.module_state import ModuleState, ModuleStates
 from ortmodule.runtime.calls.parts import Inner, breaks_of
-from ortmodule.runtime.calls.plain_arguments import CONSTANTS
 from ortmodule.runtime.calls.reruns import Reruns
 from ortmodule.runtime.calls.usage import Usage
 from ortmodule.runtime.compiled_graph import ASSIGNED, OWN, Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
+from ortmodule.runtime.variants import call_differences
+from ortmodule.runtime.variants.changing_numbers import note, with_changing_numbers
+from ortmodule.runtime.variants.known_waits import KnownWaits, found_of, waits_for, with_found
+from ortmodule.runtime.variants.plain_arguments import CONSTANTS
 from ortmodule.triton_kernels.use import TritonUse
 
 _NOTHING = object()

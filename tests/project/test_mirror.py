@@ -68,7 +68,7 @@ THROUGH = {
     "runtime/attachments.py": "runtime/test_spine.py",
     "runtime/autograd_bridge.py": "runtime/test_contract.py",
     "runtime/calls/held_arguments.py": "guards/test_same_tensors.py",
-    "runtime/calls/lengths.py": "capture/test_loops.py",
+    "runtime/variants/lengths.py": "capture/test_loops.py",
     "runtime/calls/module_state.py": "runtime/test_changed_class.py",
     "runtime/compiler.py": "runtime/test_contract.py",
     "runtime/dispatcher.py": "runtime/test_spine.py",

@@ -6,8 +6,8 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from ortmodule.core import pytree
-from ortmodule.runtime.calls import call_differences
-from ortmodule.runtime.calls.call_differences import kind
+from ortmodule.runtime.variants import call_differences
+from ortmodule.runtime.variants.call_differences import kind
 
 X = torch.ones(2, 3)
 

@@ -10,8 +10,8 @@ import torch
 from ortmodule import ORTModule
 from ortmodule.core import pytree
 from ortmodule.core.errors import NotInEngine
-from ortmodule.runtime.calls.plain_arguments import kind_of, modes
 from ortmodule.runtime.dispatcher import _flattened
+from ortmodule.runtime.variants.plain_arguments import kind_of, modes
 
 X, Y = torch.randn(2, 3), torch.randn(4)
 

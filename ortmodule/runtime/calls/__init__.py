@@ -1,1 +1,1 @@
-"""Follows calls of a wrapped module: who ran them, what changed between them, what captures may cost."""
+"""Follows calls of a wrapped module: who ran them, what they hold, what captures may cost."""

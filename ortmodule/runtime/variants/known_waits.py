@@ -18,8 +18,8 @@ from ortmodule.core.structures.tokens import NUMBER
 from ortmodule.core.torch_private import KEEPS, PARAMETRIZE, in_backward, saving_hooks
 from ortmodule.runtime.calls.capture_budget import Budget, Variant
 from ortmodule.runtime.calls.module_state import ModuleState
-from ortmodule.runtime.calls.plain_arguments import kind_of
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
+from ortmodule.runtime.variants.plain_arguments import kind_of
 
 MOST = 1024  # kinds of calls; calls whose numbers there are graphs for
 #: Calls in a row that are none of those that are known: looking costs them time.
