@@ -8,7 +8,6 @@ time (:mod:`data_numbers`): a size, and what is computed from sizes, is given to
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy
 import torch
 
 from ortmodule.capture.numbers.number_functions import OF_NUMPY
-from ortmodule.capture.numbers.symbolic_numbers import is_one, of_size
+from ortmodule.capture.numbers.symbolic_numbers import BINARY, is_one, of_size
 
 #: The names of NumPy's functions that follow numbers -> the functions.
 BY_NAME: dict[str, Callable[..., Any]] = {
@@ -68,22 +67,14 @@ def following(original: Callable[..., Any], follows: Callable[[], bool]) -> Any:
     return FollowingUfunc(original, call) if isinstance(original, numpy.ufunc) else call
 
 
-_BY_OPERATOR: dict[str, tuple[str, ...]] = {
-    "add": ("add", "__add__", "__radd__"), "sub": ("sub", "__sub__"), "mul": ("mul", "__mul__", "__rmul__"),
-    "truediv": ("div", "__truediv__"), "floordiv": ("floor_divide", "__floordiv__"),
-    "mod": ("remainder", "__mod__"), "pow": ("pow", "__pow__"),
-}  # fmt: skip
-_REVERSED = {
-    "sub": ("rsub", "__rsub__"), "truediv": ("__rdiv__", "__rtruediv__"), "floordiv": ("__rfloordiv__",),
-    "mod": ("__rmod__",), "pow": ("__rpow__",),
-}  # fmt: skip
+#: Operators of Python's that torch's functions have other names for.
+_TORCH_NAMES = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
 #: By the names of torch's functions: Python's operator, and whether the second operand is its first.
-_OPERATORS = {
-    function: (getattr(operator, name), backwards)
-    for backwards, functions in ((False, _BY_OPERATOR), (True, _REVERSED))
-    for name, names in functions.items()
-    for function in names
-}
+_OPERATORS: dict[str, tuple[Callable[..., Any], bool]] = {}
+for _name, (_apply, _) in BINARY.items():
+    _torch_name = _TORCH_NAMES.get(_name, _name)
+    _OPERATORS |= dict.fromkeys((_torch_name, f"__{_name}__"), (_apply, False))
+    _OPERATORS |= dict.fromkeys((f"r{_name}", f"__r{_name}__", f"__r{_torch_name}__"), (_apply, True))
 
 
 def computed(function: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
