@@ -21,7 +21,7 @@ ACTIVATIONS = [
     ("negative", "LeakyRelu", {"alpha": -0.5}, lambda x: F.leaky_relu(x, -0.5), 18),
     ("", "ThresholdedRelu", {}, lambda x: F.threshold(x, 1, 0), 18),
     ("half", "ThresholdedRelu", {"alpha": 0.5}, lambda x: F.threshold(x, 0.5, 0), 18),
-    ("", "HardSigmoid", {}, lambda x: (0.2 * x + 0.5).clamp(0, 1), 18),
+    ("", "HardSigmoid", {}, lambda x: F.hardtanh(0.2 * x + 0.5, 0.0, 1.0), 18),
     ("torch", "HardSigmoid", {"alpha": 1 / 6}, F.hardsigmoid, 18),
     ("", "ortmodule::HardTanh", {}, F.hardtanh, 18),
     ("six", "ortmodule::HardTanh", {"min": 0.0, "max": 6.0}, F.relu6, 18),
