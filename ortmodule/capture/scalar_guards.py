@@ -28,6 +28,7 @@ from torch.distributions import Distribution
 from torch.nn.modules import module as nn_module
 from torch.nn.utils import stateless
 
+from ortmodule.capture.calls.conversion_calls import gives
 from ortmodule.capture.numbers import size_arithmetic
 from ortmodule.capture.numbers.part_counts import part_count
 from ortmodule.capture.numbers.read_causes import DATA, RANDOM, SIZE, dependence
@@ -255,8 +256,11 @@ def _elements(recorder: Recorder, tensor: torch.Tensor, *args: Any, **kwargs: An
 
 
 def _index(recorder: Recorder, tensor: torch.Tensor) -> None:
-    if not any(bound is tensor for bound in recorder._bounds):
-        recorder.read(tensor)
+    if any(bound is tensor for bound in recorder._bounds):
+        return
+    if recorder.numbers is not None and recorder.numbers.symbolic and gives(caller := sys._getframe(2), 3):
+        recorder.numbers.calls.meet(caller)  # `range(0, n, 8)`
+    recorder.read(tensor)
 
 
 def _count(recorder: Recorder, tensor: torch.Tensor) -> None:

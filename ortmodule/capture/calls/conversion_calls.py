@@ -1,4 +1,4 @@
-"""Lets `int(x)`, `sqrt(x)`, `len(x)` and `map(int, x)` give numbers that know their tensors, in a trace.
+"""Lets `int(x)`, `sqrt(x)`, `len(x)`, `map(int, x)` and `range(0, x, 8)` follow numbers of tensors, in a trace.
 
 Python makes a plain number of whatever `__int__` or `__len__` returns, so the call itself has to be another one. In the
 code of the functions that make such calls the name that is called is replaced for the time of a trace: where an
@@ -35,13 +35,14 @@ _CALLED: tuple[Any, ...] = (
     round,
     len,
     map,
+    range,
     *filter(callable, vars(math).values()),
     *(getattr(numpy, name) for name in (*_OF_LISTS, "clip", "round", "around")),
     *(function for function in vars(numpy).values() if isinstance(function, numpy.ufunc)),
 )
 #: By the id of what is called: the name under which the function in its place is among the builtins.
 _NAMES = {id(function): f"ortmodule.{function.__module__}.{function.__name__}" for function in _CALLED}
-_LOAD, _EXTENDED = dis.opmap["LOAD_GLOBAL"], dis.opmap["EXTENDED_ARG"]
+_LOAD, _EXTENDED, _CALL = (dis.opmap[name] for name in ("LOAD_GLOBAL", "EXTENDED_ARG", "CALL"))
 _MOST = 127  # names of a function that one byte counts, beside a bit
 
 
@@ -94,6 +95,12 @@ class ConversionCalls:
             finally:
                 for function, code in before:
                     function.__code__ = code
+
+
+def gives(frame: types.FrameType, count: int) -> bool:
+    """Is it a call with so many arguments that ``frame`` is at?"""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    return at >= 0 and code[at] == _CALL and code[at + 1] == count
 
 
 def _is_calling(frame: types.FrameType) -> bool:

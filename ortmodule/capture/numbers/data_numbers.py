@@ -29,9 +29,11 @@ from ortmodule.capture.calls.conversion_calls import ConversionCalls
 from ortmodule.capture.numbers import numpy_sizes, symbolic_numbers
 from ortmodule.capture.numbers.number_functions import OF_MATH, OF_NUMPY
 from ortmodule.capture.numbers.number_lists import OF_LISTS
+from ortmodule.capture.numbers.part_counts import range_count
 from ortmodule.capture.numbers.read_causes import DATA
 from ortmodule.capture.numbers.size_functions import OF_SIZES_ALONE, is_size, of_math, rounded
 from ortmodule.core.objects.interception import Replacement
+from ortmodule.core.size_expr import number_of
 from ortmodule.core.torch_private import get_tracing_state, untraced
 
 MOST_ELEMENTS = 256  # of a list of numbers
@@ -152,6 +154,7 @@ class Numbers:
         called[float] = conversion(float, symbolic_numbers.fractional)
         called[round] = conversion(round, round)
         called[len] = functools.partial(self._length, recorder)
+        called[range] = functools.partial(self._range, recorder)
         called[map] = functools.partial(_mapped, dict(called))
         return self.calls.replaced(called, others)
 
@@ -166,6 +169,21 @@ class Numbers:
             return len(value)
         self.met = True
         return value.size(0)
+
+    def _range(self, recorder: scalar_guards.Recorder, *args: Any) -> range:
+        """`range(0, n, 8)`: of as many numbers, which alone is read, where Python would read ``n``."""
+        if len(args) != 3 or not self._follows(recorder):
+            return range(*args)
+        start, _, step = args
+        with recorder.paused():
+            count = range_count(*args)
+            number = 0 if count is None else number_of(count) or 0
+            if number > 0:
+                recorder.read(count)
+        if number <= 0:
+            return range(*args)
+        self.met = True
+        return range(start, start + int(number) * step, step)
 
     def converted(self, recorder: scalar_guards.Recorder, kind: Callable[..., Any], value: Any) -> Any:
         """What ``kind`` makes of a number that follows from sizes; None: it is none, or has to be read."""

@@ -1,4 +1,4 @@
-"""Counts the parts that a tensor is cut into, where sizes decide that: a graph is for this number.
+"""Counts the parts that a tensor is cut into, or steps over it, where sizes decide that: a graph is for this number.
 
 A trace has as many results as there are then. So the number is computed from sizes, as PyTorch computes it, and is a
 read that runs compare: one graph is for all sizes that give as many parts.
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ortmodule.capture.numbers.size_functions import is_size
 from ortmodule.core.torch_private import vf_split
 
 
@@ -71,6 +72,14 @@ def part_count(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return None  # an error of the caller's, or there are as many as there are lengths
     found = count(tensor.size(dim), *given[: len(names[:1])])
     return None if found is None else (found, count is not _unbind)
+
+
+def range_count(start: Any, stop: Any, step: Any) -> Any:
+    """How many numbers `range(start, stop, step)` has, computed from a ``stop`` that sizes decide; None: other numbers
+    are no plain ones, or tell each ``stop`` from the next."""
+    if type(start) is not int or type(step) is not int or abs(step) < 2 or not is_size(stop):
+        return None
+    return (stop - start + step - 1) // step if step > 0 else (start - stop - step - 1) // -step
 
 
 def _left_over(axis: str, tensor: Any, *given: Any, **named: Any) -> tuple[Any, bool] | None:
