@@ -33,7 +33,7 @@ from ortmodule.guards.isolation import containers
 from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.sharding.local_parameters import with_attached
 from ortmodule.runtime.autograd_bridge import Pending, attach
-from ortmodule.runtime.calls.capture_budget import Variant
+from ortmodule.runtime.calls.capture_budget import MOST_CHANGES, Variant
 from ortmodule.runtime.calls.module_state import ModuleState
 from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
 from ortmodule.runtime.executable import Executable, Executables, Flags, Repeated, draw_seed
@@ -118,8 +118,8 @@ class Call:
 
     @property
     def mode(self) -> tuple:
-        """Training or evaluation, with gradients or without, and autocast."""
-        return (*self.key[2:9], self.tree.modules[""].training)
+        """Training or evaluation, with gradients or without, autocast, and which of the first submodules are there."""
+        return (*self.key[2:9], self.tree.modules[""].training, min(self.tree.changes, MOST_CHANGES))
 
     def move(self, state: ModuleState) -> None:
         """The module has another state now, which gives the call another key."""

@@ -12,7 +12,7 @@ from ortmodule import Config, ORTModule, explain
 from ortmodule.core.errors import Cause, NotInEngine, Waits
 from ortmodule.core.logger import Log, LogLevel
 from ortmodule.runtime.calls import capture_budget
-from ortmodule.runtime.calls.capture_budget import Budget
+from ortmodule.runtime.calls.capture_budget import MOST_CHANGES, Budget
 
 
 class Clock:
@@ -541,3 +541,28 @@ def test_a_checkpoint_runs_forward_again_where_it_ran(clock, reentrant):
         check(y, 2)
     check(forward(2, True), 2)
     assert explain(module).captured
+
+
+class OfParts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("times", [1, 3, 6])
+def test_other_submodules_have_a_first_graph_at_once(clock, times):
+    """A few times. (A module that gets others again and again is PyTorch's until its steps have paid.)"""
+    inner, ran = OfParts(), []
+    module = ORTModule(inner)
+    for i in range(9):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(module(x), inner.layer(x))
+        ran.append(explain(module).captured)
+        module._ortmodule.budget.seconds += 100.0  # as if captures had taken so long
+        if i < times:
+            inner.layer = nn.Sequential(inner.layer, nn.Tanh())
+    assert ran == [i <= min(times, MOST_CHANGES) or times <= MOST_CHANGES for i in range(9)]
