@@ -51,6 +51,10 @@ def a_type(x, step):
     return x * (len(steps) if isinstance(steps, range) else 100)
 
 
+def its_stop(x, step):
+    return x * range(0, x.shape[1], step).stop
+
+
 FUNCTIONS = {f.__name__: f for f in (chunked, in_a_loop, numbered, from_behind, counted, reversed_and_zipped, a_type)}
 
 
@@ -87,6 +91,14 @@ def test_as_many_steps_are_one_graph(name, step, monkeypatch):
     for n in (5 * step, 2 * step + 2, step, 5 * step - 1):
         as_in_pytorch(eager, ours, torch.randn(2, n, 4))
     assert explain(ours).captured
+
+
+def test_where_a_range_ends_is_a_size():
+    """Of as many steps or not."""
+    eager = Net(its_stop, 8)
+    ours = ORTModule(copy.deepcopy(eager))
+    for n in (24, 23, 19, 40):
+        as_in_pytorch(eager, ours, torch.randn(2, n, 4))
 
 
 def test_counts(monkeypatch):

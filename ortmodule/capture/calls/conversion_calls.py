@@ -123,7 +123,8 @@ def _names(code: types.CodeType, variables: dict[str, Any]) -> frozenset[tuple[s
     """Names in ``code``, and in code inside of it, of what is called -> those of the functions in its place."""
     names = {name for each in all_of(code) for name in each.co_names}
     found = {name: id(variables.get(name, getattr(builtins, name, None))) for name in names}
-    return frozenset((name, _NAMES[called]) for name, called in found.items() if called in _NAMES)
+    kept = id(range) if "stop" in names else None  # `range(0, n, 8).stop` is the size itself
+    return frozenset((name, _NAMES[called]) for name, called in found.items() if called in _NAMES and called != kept)
 
 
 def _calls(code: types.CodeType, instead: frozenset[tuple[str, str]]) -> Iterator[tuple[int, str]]:
