@@ -108,9 +108,7 @@ def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, bef
         for slot in tree.counters:
             slot.set(before.state[slot.name])
         devices.set_generators(before.generator)
-        seeds = _Seeds(graph)
-        seeds.draw(None)
-        with only_pytorch(), replaying(tree, graph.capture.trace.nodes, values, seeds.draw):
+        with only_pytorch(), replaying(tree, graph.capture.trace.nodes, values, _Seeds(graph).draw):
             results = graph.capture.trace.eager(forward, arguments, given)
         state = {slot.name: slot.find() for slot in tree.others}
         feeds = [inputs[feed] if isinstance(feed, int) else aliases.get(id(feed.get())) for feed in graph.feeds]
@@ -119,18 +117,36 @@ def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, bef
 
 
 class _Seeds:
-    """Draws a graph's seeds from torch's generator as its runs did: a piece's before what PyTorch runs behind it."""
+    """Draws a graph's seeds from torch's generator as its runs did: a piece's before what PyTorch runs in it, or
+    behind it."""
 
     def __init__(self, graph: CompiledGraph) -> None:
         self._runs: list[Any] = list(graph.runs) if isinstance(graph, BrokenGraph) else [graph]
-        self._breaks = {run.name for run in self._runs if isinstance(run, Node)}
+        self._nodes = graph.capture.trace.nodes
+        self._inside: list[str | None] = []  # what PyTorch still runs in the piece that runs now
+        if not isinstance(self._runs[0], Node):
+            self._begin(self._runs.pop(0))
 
     def draw(self, path: str | None) -> None:
         """What PyTorch runs is about to run: the submodule ``path``, if it is one."""
-        if self._runs and not isinstance(self._runs[0], Node) and self._runs.pop(0).is_random:
+        at = next((i for i, run in enumerate(self._runs) if path in self._calls(run)), None)
+        if path not in self._inside and at is not None:
+            for run in self._runs[: at + 1]:
+                self._begin(run)
+            del self._runs[: at + 1]
+        if path in self._inside:
+            self._inside.remove(path)
+
+    def _begin(self, run: Any) -> None:
+        if isinstance(run, CompiledGraph) and run.is_random:
             draw_seed()
-        if path in self._breaks and self._runs:
-            self._runs.pop(0)
+        self._inside = self._calls(run)
+
+    def _calls(self, run: Any) -> list[str | None]:
+        """Submodules that PyTorch runs in it, and None for other calls."""
+        numbers = [number for number, _ in run.piece.calls] if isinstance(run, PieceGraph) else ()
+        nodes = [run] if isinstance(run, Node) else [self._nodes[number] for number in numbers]
+        return [node.name if node.kind == "module" else None for node in nodes]
 
 
 def tensors_of(graph: CompiledGraph, call: Any, result: Any) -> list[torch.Tensor]:

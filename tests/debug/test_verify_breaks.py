@@ -101,3 +101,25 @@ def test_what_a_whole_differs_in(monkeypatch):
     module, _ = trained(1)
     (finding,) = module._ortmodule.observers.one(Verifier).findings
     assert "tensor 0 of the result" in finding.what
+
+
+class Cut(Broken):
+    """Values that forward keeps end pieces, too, where PyTorch runs nothing."""
+
+    def forward(self, x):
+        y = self.kept = F.dropout(self.norm(self.first(x)).relu(), 0.2)
+        y = F.dropout(self.second(y), 0.4)
+        y = self.part(y) + torch.randint(0, 5, (8,))
+        y = self.also = F.dropout(y, 0.3)
+        y = F.dropout(y * 2, 0.5) + self.part(y.tanh()) * torch.rand_like(y)
+        return F.dropout(self.last(y), 0.1).square().mean()
+
+
+def test_pieces_without_a_submodule_between():
+    module = ORTModule(Cut())
+    for n in (5, 7, 5):
+        (module(torch.randn(n, 8)) + module.kept.mean() + module.also.square().mean()).backward()
+    assert explain(module).captured and None in module._ortmodule.latest.runs
+    verifier = module._ortmodule.observers.one(Verifier)
+    assert not verifier.findings, [str(finding) for finding in verifier.findings]
+    assert verifier.compared == 3
