@@ -64,7 +64,7 @@ class Tree(Inventory):
         self.caches = Caches()
         self.may_fill = False  # may PyTorch run a call that fills a cache, before anything is captured?
         self.fills = 0  # such calls
-        self.changes = 0  # how often the module has got other submodules
+        self.changes = 0  # how often the module has got other submodules or parameters
         self.may_keep = False  # the same of one that puts tables for sizes into a dictionary
         self.size_numbers: dict[str, SizeNumber] = {}  # attributes that such calls set to numbers, by their names
         self._keys: dict[tuple, int] = {}  # numbers of keys
@@ -176,10 +176,13 @@ class Tree(Inventory):
                 self.resize(slot.holder, slot.key)
         self._buffers = kinds
 
+    def _outline(self) -> tuple:
+        return [*map(id, self.modules.values())], [slot.name for slot in self.parameters]
+
     def inherit(self, other: Tree) -> None:
         """What was known of the same module with other tensors in it."""
         self.fills, self.size_numbers = other.fills, dict(other.size_numbers)
-        self.changes = other.changes + ([*map(id, self.modules.values())] != [*map(id, other.modules.values())])
+        self.changes = other.changes + (self._outline() != other._outline())
         for holder, key in other.resized:
             self.resize(holder, key)
         for table in other.tables:

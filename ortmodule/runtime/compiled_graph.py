@@ -118,7 +118,7 @@ class Call:
 
     @property
     def mode(self) -> tuple:
-        """Training or evaluation, with gradients or without, autocast, and which of the first submodules are there."""
+        """Training or evaluation, with gradients or without, autocast, and which of the first structures it has."""
         return (*self.key[2:9], self.tree.modules[""].training, min(self.tree.changes, MOST_CHANGES))
 
     def move(self, state: ModuleState) -> None:

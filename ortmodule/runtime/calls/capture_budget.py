@@ -26,7 +26,8 @@ from ortmodule.core.torch_private import at_end_of_backward
 clock: Callable[[], float] = time.perf_counter
 #: Calls a function after so many seconds, unless it is cancelled. Tests replace it.
 Timer: Callable[[float, Callable[[], None]], Any] = threading.Timer
-#: How often a module may get other submodules, which its graphs are not for, and have a first graph of each mode again.
+#: How often a module may get other submodules or parameters, which its graphs are not for, and have a first graph of
+#: each mode again.
 MOST_CHANGES = 3
 #: Seconds for which the first graph of a mode may be looked for, one part left to PyTorch after the other, before it
 #: waits as other graphs do.
