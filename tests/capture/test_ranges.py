@@ -1,4 +1,4 @@
-"""Loops over `range(0, n, step)`, where a size is the end: one graph is for all lengths with as many steps."""
+"""A loop over `range(0, n, step)` of a size is one graph for all lengths with as many steps."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""Counts the parts that a tensor is cut into, or steps over it, where sizes decide that: a graph is for this number.
+"""Counts the parts that a tensor is cut into, and the steps of ranges over it, where sizes decide these.
 
 A trace has as many results as there are then. So the number is computed from sizes, as PyTorch computes it, and is a
 read that runs compare: one graph is for all sizes that give as many parts.
