@@ -263,3 +263,27 @@ def test_a_state_of_forward_is_none():
     assert explain(ours).captured
     eager, ours = pair(State)
     compare(eager, ours, (4, 4, 6, 4))
+
+
+class Windows(Block):
+    """Swin's: the number in an attribute comes of torch's functions where code is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.window = 8
+
+    def mix(self, h):
+        sizes = (h.shape[1], 2 * h.shape[1])
+        if min(sizes) <= self.window:
+            self.window = torch.min(torch.tensor(sizes)) if torch.jit.is_tracing() else min(sizes)
+        return h + h[:, : self.window].mean(1, keepdim=True)
+
+
+def test_a_number_is_no_table():
+    """PyTorch fills nothing."""
+    eager, ours = pair(Windows)
+    for n in (8, 12, 8, 8):
+        x = torch.randn(2, n, WIDTH)
+        torch.testing.assert_close(step(ours, x, True), step(eager, x, True))
+        assert ours._ortmodule.module.window == eager.window
+    assert explain(ours).captured and not explain(ours).pytorch_calls

@@ -74,7 +74,9 @@ def check_caches(
         if not isinstance(tensor, torch.Tensor) or tensor.requires_grad or follows_from(get_value_trace(tensor), call):
             continue
         asked = asked or met.get((id(slot.holder), slot.key)) == id(then(slot))
-        if tensor is value and not is_number(tensor):
+        # In place of a number it is one, too: where code is traced it may compute sizes by torch's functions.
+        in_place_of_one = type(then(slot)) in (int, float) and not tensor.dim()
+        if tensor is value and not is_number(tensor) and not in_place_of_one:
             tables.append(slot)
     if asked and tables:
         shapes = [tuple(get_value_trace(t).type().sizes()) for t in given]
