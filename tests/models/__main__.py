@@ -9,6 +9,7 @@ around the rows anew.
 import argparse
 import difflib
 import fnmatch
+import os
 import sys
 from collections import Counter
 
@@ -59,6 +60,7 @@ def main():
     parser.add_argument("--workers", type=int, default=2, help="models at a time")
     parser.add_argument("--seconds", type=int, default=processes.SECONDS, help="limit for each")
     options = parser.parse_args()
+    os.environ.setdefault("ORTMODULE_CAPTURE_SHARE", "inf")  # three steps pay for no second graph, as in tests
     every = subjects.names()
     names, full = chosen(every, options.names, parser.error), bool(options.names)
     if options.list:
