@@ -32,7 +32,7 @@ TIMES = 10  # times the tolerance of the loss: what the results may be apart
 #: places, and which of them is luckier is chance. A ReLU whose operand is near 0 decides much at once, on either side:
 #: so PyTorch runs BESIDE times more, on parameters of which half are larger by one bit.
 MAGNIFIED = 4
-BESIDE = 12
+BESIDE = 5
 STEPS = ((0, 0), (1, 0), (0, 1))  # (size, seed) of the batches that are compared
 
 RIGHT, DOUBLE, WRONG, UNBUILT = "right", "right in float64", "wrong", "not built"
