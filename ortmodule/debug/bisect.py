@@ -168,13 +168,8 @@ class _Cuts:
 
     def _scales(self, at: int) -> dict[str, float]:
         """How large the numbers are that running means of the nodes before ``at`` move to the mean of."""
-        moving = [node for node in self.nodes[:at] if _moments(node)]
-        return {node.output[1]: self.scale(node) for node in moving}
-
-    def scale(self, node: onnx.NodeProto) -> float:
-        """Of one whose running mean moves."""
-        share = 1 - attributes(node).get("momentum", 0.9)
-        return share * self.values[node.input[0]].abs().max().item()
+        moving = [(node, 1 - attributes(node).get("momentum", 0.9)) for node in self.nodes[:at] if _moments(node)]
+        return {node.output[1]: share * self.values[node.input[0]].abs().max().item() for node, share in moving}
 
     def second_is_wrong(self, at: int, given: dict[int, torch.Tensor]) -> bool:
         """``given``: gradients by the number of the graph's output."""
@@ -232,16 +227,6 @@ def _proto(name: str, value: torch.Tensor) -> onnx.TensorProto:
         kind = onnx.TensorProto.BFLOAT16
         return onnx.helper.make_tensor(name, kind, list(value.shape), value.float().reshape(-1).tolist())
     return numpy_helper.from_array(value.detach().cpu().contiguous().numpy(), name)
-
-
-def scales(case: Case) -> dict[str, float]:
-    """For the running means among the graph's inputs, by name: how large the numbers are that they move to the mean of,
-    which may be nothing but rounding of these. Empty where these are not known."""
-    try:
-        cuts = _Cuts(case)
-    except (Unknown, *ENGINE_ERRORS):
-        return {}
-    return {node.input[3]: cuts.scale(node) for node in cuts.nodes if _moments(node)}
 
 
 # --- the search -------------------------------------------------------------------------------------------------------

@@ -380,7 +380,9 @@ TABLE["", "ArgMax"], TABLE["", "ArgMin"] = _extreme(torch.argmax), _extreme(torc
 
 @_operator("TopK")
 def _topk(a: Attributes, n: int, x: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-    return x.topk(int(k), a.get("axis", -1), bool(a.get("largest", 1)))
+    axis = a.get("axis", -1)  # of elements that are the same the first comes first, as ONNX and Tensor.sort have it
+    in_order = x.sort(dim=axis, descending=bool(a.get("largest", 1)), stable=True)
+    return tuple(t.narrow(axis, 0, int(k)) if t.dim() else t for t in in_order)
 
 
 # --- normalisations, losses -------------------------------------------------------------------------------------------

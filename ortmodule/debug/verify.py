@@ -30,7 +30,7 @@ from ortmodule.core.logger import Log
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.objects.tensor_copies import cloned, with_attributes
 from ortmodule.core.tolerance import WAYS, MovedElements, exact, is_little, is_rounding_of, movement
-from ortmodule.core.torch_private import is_batched
+from ortmodule.core.torch_private import TorchDispatchMode, is_batched
 from ortmodule.debug import bisect
 from ortmodule.debug.bisect import difference
 from ortmodule.guards.isolation import containers
@@ -162,6 +162,10 @@ class _Beside:
         self._run = run
         self._made: list[Eager | None] = []  # None: other numbers are none that forward takes
 
+    @functools.cached_property
+    def scales(self) -> dict[str, float]:
+        return running_mean_scales(self._run)
+
     def difference(self, ours: torch.Tensor, theirs: torch.Tensor, of: Callable[..., Any], least: float) -> str:
         """How far ``ours`` is from ``theirs``, if it is more than roundings move that. ``of``: the tensor in a run."""
         if not (text := difference(ours, theirs, least=least)):
@@ -203,6 +207,29 @@ class _Beside:
                 if run is not None:
                     found = of(run)
                     yield found
+
+
+class _RunningMeans(TorchDispatchMode):
+    """Inside, ``scales`` gets how large the numbers are that running means move to the mean of, by their memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales: dict[int, float] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence = (), kwargs: dict | None = None) -> Any:
+        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | (kwargs or {})
+        if (mean := given.get("running_mean")) is not None and given["input"].numel():
+            self.scales[mean.data_ptr()] = given["momentum"] * given["input"].abs().max().item()
+        return func(*args, **(kwargs or {}))
+
+
+def running_mean_scales(run: Callable[[Change], Eager]) -> dict[str, float]:
+    """How large the numbers are that running means move to the mean of, which may be nothing but rounding of these, by
+    the names of the buffers. ``run`` makes the call in PyTorch."""
+    with _RunningMeans() as means:
+        eager = run(torch.Tensor.detach)
+    sized = {name: means.scales.get(tensor.data_ptr()) for name, tensor in eager.state.items()}
+    return {name: scale for name, scale in sized.items() if scale is not None}
 
 
 class _PieceRun:
@@ -359,8 +386,7 @@ class Verifier:
         found = tensors_of(graph, call, result)
         case = bisect.Case(model, feeds, dict(zip(graph.session.inputs, graph.needs, strict=True)), seed, values)
         beside = _Beside(functools.partial(run_eager, graph, tree, call.arguments, before, call.forward, values))
-        scales = functools.cache(lambda: bisect.scales(case))
-        differs = self._outputs(call, found, eager, before, case.tolerance, beside, scales)
+        differs = self._outputs(call, found, eager, before, case.tolerance, beside)
         if differs:
             self._report(differs, bisect.forward(case))
             return
@@ -374,11 +400,9 @@ class Verifier:
                 node.register_hook(compare)
 
     def _outputs(
-        self, call: Any, found: list[torch.Tensor], eager: Eager, before: Before, least: float, beside: _Beside,
-        scales: Callable[[], dict[str, float]] = dict,
+        self, call: Any, found: list[torch.Tensor], eager: Eager, before: Before, least: float, beside: _Beside
     ) -> str:  # fmt: skip
-        """What differs after a forward, or an empty string. ``least``: the tolerance for any tensor. ``scales``: how
-        large buffers count as, by the names of the graph's inputs."""
+        """What differs after a forward, or an empty string. ``least``: the tolerance for any tensor."""
         if len(found) != len(eager.results):
             return f"there are {len(eager.results)} tensors in PyTorch's result, {len(found)} in the engine's"
 
@@ -393,7 +417,7 @@ class Verifier:
         for name, theirs in eager.state.items():
             ours = call.tree.slots[name].get()
             text = differs(ours, theirs, lambda run, name=name: run.state[name])
-            if text and not is_rounding_of(scales().get(STATE + name, 0.0), ours, theirs):
+            if text and not is_rounding_of(beside.scales.get(name, 0.0), ours, theirs):
                 return f"the buffer {name} {text}"
         for i, (tensor, version) in enumerate(zip(call.inputs, before.versions, strict=True)):
             changed = tensor._version != version

@@ -5,6 +5,7 @@ import torch
 
 from ortmodule.core.errors import Unknown
 from ortmodule.core.onnx_utils import RANDOM, constants
+from ortmodule.debug import onnx_operators
 from ortmodule.debug.onnx_interpreter import evaluate
 from tests.ops.cases import FAMILIES
 from tests.ops.harness import build_model, fed_operands, wanted_outputs
@@ -54,3 +55,15 @@ def test_family(family):
             torch.testing.assert_close(found, expected, **same, msg=lambda said, case=case: f"{case.label}: {said}")
         compared += 1
     assert (compared > 0) == (family not in NOTHING)
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("k", [1, 7, 64])
+def test_elements_that_are_the_same_keep_their_order(k, largest):
+    """As in the engine, and in Tensor.sort: a graph that is cut is differentiated twice by what is interpreted."""
+    generator = torch.Generator().manual_seed(k)
+    for dtype in (torch.float32, torch.int64):
+        x = torch.randint(0, 3, (64, 5), generator=generator).to(dtype)
+        found = onnx_operators.TABLE["", "TopK"]({"axis": 0, "largest": largest}, 2, x, torch.tensor([k]))
+        expected = x.sort(dim=0, descending=bool(largest), stable=True)
+        assert all(torch.equal(ours, theirs[:k]) for ours, theirs in zip(found, expected, strict=True))

@@ -253,24 +253,56 @@ def test_autocast():
     check(model, 2)
 
 
+class Doubled(torch.autograd.Function):
+    """PyTorch runs it inside the graph."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Branch(nn.Module):
+    """PyTorch runs it between two pieces of the graph: what it keeps belongs to autograd's graph."""
+
+    def forward(self, x):
+        KEPT[:] = [x * 2]
+        return KEPT[0] + 0
+
+
+KEPT = []
+
+
 class Cancels(nn.Module):
     """The second running mean is nothing but rounding: its data have no mean."""
 
-    def __init__(self):
+    def __init__(self, between):
         super().__init__()
         self.first, self.mix, self.second = nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8)
+        self.between = between
 
     def forward(self, x):
-        return self.second(self.mix(self.first(x)))
+        return self.second(self.between(self.mix(self.first(x))))
 
 
-def test_what_cancels():
+@pytest.mark.parametrize(
+    ("between", "outside"),
+    [(nn.Identity(), ([], 0)), (Doubled.apply, ([], 1)), (Branch(), (["between"], 1))],
+    ids=["nothing", "a node", "a break"],
+)
+def test_what_cancels(between, outside):
+    """``between``: what is before the second norm; ``outside``: breaks, and how many parts PyTorch runs."""
     torch.manual_seed(0)
-    model = ORTModule(Cancels())
+    model = ORTModule(Cancels(between))
     for rows in (64, 48, 96):
         model(torch.randn(rows, 8)).square().sum().backward()
     assert 0 < model.second.running_mean.abs().max() < 1e-6
-    check(model, 3)
+    report, found = explain(model), verifier(model)
+    assert report.captured and (report.breaks, len(report.python_ops)) == outside
+    assert found.compared == 3 and not found.findings, [str(finding) for finding in found.findings]
     before = Verifier._outputs
     for off in 1e-7, 1e-5:  # both are large beside the means; roundings of the data are larger than the first
 
@@ -279,11 +311,11 @@ def test_what_cancels():
                 model.second.running_mean[3] += off
             return before(self, call, *args)
 
-        assert not verifier(model).findings
+        assert not found.findings
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Verifier, "_outputs", spoiled)
             model(torch.randn(64, 8)).square().sum().backward()
-    (finding,) = verifier(model).findings
+    (finding,) = found.findings
     assert "the buffer second.running_mean" in finding.what
 
 

@@ -6,7 +6,6 @@ float64 decides: a badly conditioned model magnifies rounding. Then both sides' 
 engine's may be MAGNIFIED times as far off as PyTorch's own, from these parameters or from some a rounding beside.
 """
 
-import contextlib
 import copy
 import os
 import random
@@ -22,7 +21,7 @@ from torch import nn
 
 from ortmodule import DebugOptions, LogLevel, ORTModule, explain
 from ortmodule.debug.verify import Verifier
-from tests.models.compare import InDouble, to
+from tests.models.compare import InDouble, Sides, to
 
 #: Deviations that are allowed: of the loss from max(1, |loss|); of a gradient from |g| + SHARE * |all gradients|.
 TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float64: (1e-10, 1e-8)}
@@ -194,24 +193,56 @@ def beside(module, seed):
     return moved
 
 
+class OnSides(nn.Module):
+    """A module whose ReLUs and max pools choose as those of another run did, which are ``given``."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, given, **batch):
+        with Sides(given):
+            return self.module(**batch)
+
+
 def check_magnified(subject, mode):
-    """Raises Different where the engine's float32 is farther from float64 than PyTorch's is."""
+    """Raises Different where the engine's float32 is farther from float64 than PyTorch's is. Where the operand of a
+    ReLU is nothing but rounding, its side is chance, in any run: then all are tried once more on float64's sides."""
     pair, exact = _Pair(subject, torch.float32, mode), _Pair(subject, torch.float64, mode)
     for size, seed in STEPS:
-        sides = []
-        others = [(beside(pair.eager, i), pair) for i in range(BESIDE)]
-        for module, given in ((pair.ours, pair), (exact.eager, exact), (pair.eager, pair), *others):
-            batch = given.batch(size, seed)
-            torch.manual_seed(5)
-            with InDouble() if given is exact else contextlib.nullcontext():
-                sides.append(step(module, batch))
-        ours, truth, *eager = sides
-        if text := farther(ours, eager, truth):
+        eager, batch = copy.deepcopy(pair.eager), pair.batch(size, seed)
+        with InDouble(), Sides() as sides:
+            truth = _seeded(exact.eager, exact.batch(size, seed))
+        text = _farther(pair.ours, pair.eager, batch, truth)
+        if text and sides.seen:
+            on_sides = OnSides(eager)
+            batch["given"] = [tensor.to(pair.dtype) for tensor in sides.seen]
+            text = _farther(quiet(copy.deepcopy(on_sides)), on_sides, batch, truth)
+        if text:
             raise Different(text)
+
+
+def _farther(ours, eager, batch, truth):
+    """What of the engine's step is too far from the exact one, ``truth``, by PyTorch's on parameters beside, too."""
+    modules = [eager, *(beside(eager, i) for i in range(BESIDE))]
+    return farther(_seeded(ours, batch), [_seeded(module, batch) for module in modules], truth)
+
+
+def _seeded(module, batch):
+    """A step from the one seed. Gradients have the names of the subject's parameters."""
+    torch.manual_seed(5)
+    loss, grads, *others = step(module, batch)
+    inner = "module." if isinstance(getattr(module, "_module", module), OnSides) else ""
+    return loss, {name.removeprefix(inner): g for name, g in grads.items()}, *others
 
 
 def _kinds(tensors):
     return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors[:8])
+
+
+def quiet(module):
+    """The module in the engine, which logs nothing."""
+    return ORTModule(module, DebugOptions(log_level=LogLevel.FATAL))
 
 
 class _Pair:
@@ -224,7 +255,7 @@ class _Pair:
         other = copy.deepcopy(self.eager)
         if subject.anew:
             other = subject.built().to(dtype).train(mode == "train")
-        self.ours = ORTModule(other, DebugOptions(log_level=LogLevel.FATAL))
+        self.ours = quiet(other)
 
     def batch(self, size, seed):
         torch.manual_seed(1000 + seed)
