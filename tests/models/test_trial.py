@@ -19,7 +19,7 @@ class NearZero(nn.Module):
 
     def forward(self, x):
         x = torch.cat([torch.zeros_like(x[:, :1]), x[:, 1:]], 1)
-        return (nn.functional.relu(self.weight * x + self.rounding + self.weight - 1) * self.last * self.times).sum()
+        return (nn.functional.relu(self.weight * x + self.weight - 1 + self.rounding) * self.last * self.times).sum()
 
 
 SUBJECT = Subject(NearZero, lambda module, size, generator: {"x": torch.randn(3 + size, 4, generator=generator)}, "")
