@@ -1,4 +1,4 @@
-"""What tells a right step from a wrong one forgives the side of a ReLU whose operand is rounding, and nothing else."""
+"""The trial of models forgives the side of a ReLU whose operand is rounding, and nothing else."""
 
 import pytest
 import torch
