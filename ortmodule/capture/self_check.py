@@ -67,7 +67,7 @@ def _difference_alone(
 def _difference(
     capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree, filled: _Filled, tuning: Tuning | None
 ) -> str:
-    inputs, generators = capture.sample, rng_state.States(False)
+    inputs, generators = capture.sample, rng_state.States(())
     around = changed_by_breaks(tree, capture.trace.nodes)
     drawn = {name.rpartition("::")[2].removesuffix("_") for node in capture.trace.nodes for name in node.aten}
     left: Set[str] = drawn if all(node.kind == "aten" for node in capture.trace.nodes) else frozenset()

@@ -41,7 +41,7 @@ from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
 from ortmodule.core.names import CHANGES_PARAMETER, NOTHING, STATE
 from ortmodule.core.objects.garbage import no_collections
 from ortmodule.core.objects.interception import replaced
-from ortmodule.core.objects.tensor_memory import memory_of
+from ortmodule.core.objects.tensor_memory import memory_of, version_of
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items, TensorMemory
 from ortmodule.core.structures.tokens import SPLIT
@@ -140,6 +140,7 @@ def _trace(
         sizes,
         data,
         flat.chance.draws,
+        flat.chance.drawn_from,
         list(flat.chance.prints),
         flat.regions.nodes,
         flat.regions.seen,
@@ -305,7 +306,7 @@ class _Flat(nn.Module):
         parameters = [slot.get() for slot in self.tree.parameters]
         versions = [t._version for t in tensors]
         named = zip(self.tree.parameters, parameters, strict=True)
-        self.given = {slot.name: (slot, t, t._version) for slot, t in named}
+        self.given = {slot.name: (slot, t, version_of(t)) for slot, t in named}
         self.copies |= put_resized(self.tree, self.resized, tensors)
         self.versions = {name: (t, t._version) for name, t in self.copies.items()}
         self.recorder.fields.ran, self.recorder.checkpoints = self.chance.ran, self.checkpoints
@@ -392,7 +393,7 @@ class _Flat(nn.Module):
     def _check_parameters(self) -> None:
         """Raises NotTraceable for one that has been changed."""
         for slot, tensor, version in self.given.values():
-            if slot.find() is not tensor or tensor._version != version:
+            if slot.find() is not tensor or version_of(tensor) != version:
                 text = f"forward {CHANGES_PARAMETER} {slot.name}"
                 if slot.find() is tensor and not tensor.requires_grad:
                     raise errors.WritesParameter(text, tensor)
@@ -402,11 +403,11 @@ class _Flat(nn.Module):
     def _entered(self, path: str) -> HeldBefore:
         """PyTorch is about to run an opaque submodule."""
         held = {slot.name: slot.find() for slot in self.tree.others}
-        versions = {name: (t, t._version) for name, t in held.items() if isinstance(t, torch.Tensor)}
+        versions = {name: (t, version_of(t)) for name, t in held.items() if isinstance(t, torch.Tensor)}
         changes = CHANGES_PARAMETER in self.regions.opaque.modules.get(path, "")
         inside = {id(p) for p in self.tree.modules[path].parameters()} if changes else set()
         parameters = [
-            (slot, t, t._version, memory_of(t), TensorMemory(t) if id(t) in inside else None)
+            (slot, t, version_of(t), memory_of(t), TensorMemory(t) if id(t) in inside else None)
             for slot, t, _ in self.given.values()
         ]  # fmt: skip
         return HeldBefore(contents(self.tree), containers(self.tree), versions, parameters)
@@ -433,12 +434,12 @@ class _Flat(nn.Module):
         check_unchanged(self.tree.held, self.versions, f"{node.name}, which PyTorch would run inside the graph,")
         for slot in self.tree.others:
             (tensor, version), value = before.versions.get(slot.name, (None, 0)), slot.find()
-            if not isinstance(value, torch.Tensor) or (value is tensor and value._version == version):
+            if not isinstance(value, torch.Tensor) or (value is tensor and version_of(value) == version):
                 continue
             original, count = self.versions[slot.name]
             if tensor is not original or version != count:
                 raise NotTraceable(f"{node.name}, which PyTorch would run inside the graph, changes {slot.name} again")
-            self.versions[slot.name] = value, value._version
+            self.versions[slot.name] = value, version_of(value)
             if not value.requires_grad:
                 node.sets.append(slot)
                 outputs.append(value)
@@ -446,7 +447,7 @@ class _Flat(nn.Module):
     def _put_back_parameters(self, before: HeldBefore, node: Node) -> None:
         """Those that a submodule has changed in place, which it does to the module's own in every run."""
         for slot, tensor, version, memory, copy in before.parameters:
-            if tensor._version == version and memory_of(tensor) == memory:
+            if version_of(tensor) == version and memory_of(tensor) == memory:
                 continue
             text = f"{node.name} {CHANGES_PARAMETER} {slot.name}"
             if copy is None:
@@ -455,7 +456,7 @@ class _Flat(nn.Module):
             copy.put_back()
             node.writes.append(slot)
             node.breaks = node.breaks or text
-            self.given[slot.name] = slot, tensor, tensor._version
+            self.given[slot.name] = slot, tensor, version_of(tensor)
 
     def _results(
         self, result: Any, tensors: Sequence, parameters: Sequence, changed: Iterable[int]
@@ -591,7 +592,7 @@ class _Flat(nn.Module):
                 continue
             if now is not copy and slot in self.tree.written:
                 raise NotTraceable(f"forward puts another parameter in the place of {slot.name}")
-            if now is not copy or copy._version != version or id(now) in moved:
+            if now is not copy or version_of(copy) != version or id(now) in moved:
                 add(Source("state", slot.name), now, now is not copy)
         check_unchanged(self.tree.held, self.versions, "forward", moved)
         self.arrays.check(tensors, self.sources, self.views, self.writes)

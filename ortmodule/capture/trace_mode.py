@@ -20,7 +20,7 @@ from ortmodule.core import rng_state
 from ortmodule.core.errors import DrawsOperand, NotTraceable, WritesParameter
 from ortmodule.core.names import CHANGES_PARAMETER, RECORDS
 from ortmodule.core.objects.tensor_copies import cloned
-from ortmodule.core.objects.tensor_memory import GIVES_MEMORY, is_in_place, is_of_data, memory_of
+from ortmodule.core.objects.tensor_memory import GIVES_MEMORY, is_in_place, is_of_data, memory_of, version_of
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Elements, Snapshot
 from ortmodule.core.torch_private import (
@@ -161,7 +161,7 @@ class TraceMode(TorchFunctionMode):
         if self.dtensors is not None:
             self.dtensors.settle()
         for tensor, version, where in self._shared:
-            if tensor._version != version:
+            if version_of(tensor) != version:
                 raise NotTraceable(f"{where}, and changes them later under another name")
         for key, tensor in self.outside.items():
             if self._before[key].changed() or key in written:
@@ -240,7 +240,7 @@ class TraceMode(TorchFunctionMode):
                 tensor.data = copy.detach()
         set_value_trace(tensor, get_value_trace(copy))
         self.moved[id(tensor)] = tensor
-        self._shared.append((value, value._version, where))
+        self._shared.append((value, version_of(value), where))
 
     def is_made(self, tensor: torch.Tensor) -> bool:
         """Is it a result of the graph's operators?"""
@@ -333,7 +333,7 @@ class TraceMode(TorchFunctionMode):
         unseen = not torch.is_grad_enabled() and self.differentiates
         if unseen and (function is torch.Tensor.__setitem__ or is_in_place(function.__name__) or "out" in kwargs):
             args, kwargs = _operands_stopped(args, kwargs)
-        versions = [(t, t._version) for t in (*args, *kwargs.values()) if unseen and _carries(t)]
+        versions = [(t, version_of(t)) for t in (*args, *kwargs.values()) if unseen and _carries(t)]
         state = get_tracing_state()
         try:
             with scalar_guards.slicing(function, args):
@@ -345,7 +345,7 @@ class TraceMode(TorchFunctionMode):
             if function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
                 _let_go_of_indices()
             raise
-        if any(tensor._version != version for tensor, version in versions):
+        if any(version_of(tensor) != version for tensor, version in versions):
             raise NotTraceable("forward changes a tensor that carries a gradient, and autograd does not see it")
         if not unseen or result is kwargs.get("out") or not any(map(_follows, (*args, *kwargs.values()))):
             return result

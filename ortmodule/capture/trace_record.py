@@ -88,6 +88,7 @@ class Trace:
     size_reads: list[scalar_guards.Read]
     data_reads: list[scalar_guards.Read]
     draws: list[Draw]  # that a call makes, and forgets
+    drawn_from: list[Any] = field(repr=False)  # generators of Python and NumPy
     prints: list[str]  # lines that print, or write to a file
     nodes: list[Node]  # that PyTorch runs, by their numbers
     seen: list[tuple]  # what their results were like: (number, operands, results)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,7 +59,7 @@ def equal(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, tuple):
         return len(a) == len(b) and all(map(equal, a, b))
-    return numpy.array_equal(a, b)
+    return a == b if isinstance(a, (int, float, str)) else numpy.array_equal(a, b)
 
 
 _alive_ones = LiveObjects(tuple(_KINDS))
@@ -105,12 +105,16 @@ def of_numpy() -> list[Any]:
 
 
 class States:
-    """What all generators hold now."""
+    """What torch's generators and others hold now."""
 
-    def __init__(self, others: bool = True) -> None:
-        """``others``: Python's and NumPy's, too."""
+    def __init__(self, others: Sequence[Any] | None = None) -> None:
+        """``others``: Python's and NumPy's; None: all of these."""
         self._torch = devices.generators()
-        self._states = [(each, state_of(each)) for each in generators()] if others else []
+        self._states = [(each, state_of(each)) for each in (generators() if others is None else others)]
+
+    def moved(self) -> list[Any]:
+        """Those of Python and NumPy that hold something else by now."""
+        return [each for each, state in self._states if not equal(state_of(each), state)]
 
     def put_back(self) -> None:
         _put_back_met()

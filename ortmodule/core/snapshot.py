@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy
 import torch
 
+from ortmodule.core.objects.tensor_memory import version_of
 from ortmodule.core.structures.attributes import in_slots
 
 #: The types whose contents are known, each before those that it is derived from.
@@ -247,10 +248,10 @@ class Elements:
     def __init__(self, tensor: torch.Tensor, contents: torch.Tensor, always: bool = False) -> None:
         """``contents``: a copy. ``always``: put back also where another version counter counts what is written."""
         self.tensor, self._contents, self._always = tensor, contents, always
-        self._version = tensor._version
+        self._version = version_of(tensor)
 
     def changed(self) -> bool:
-        return self.tensor._version != self._version
+        return version_of(self.tensor) != self._version
 
     def put_back(self) -> None:
         if self._always or self.changed():

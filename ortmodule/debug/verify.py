@@ -29,6 +29,7 @@ from ortmodule.core.errors import Incomparable
 from ortmodule.core.logger import Log
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.objects.tensor_copies import cloned, with_attributes
+from ortmodule.core.objects.tensor_memory import version_of
 from ortmodule.core.tolerance import WAYS, MovedElements, exact, is_little, is_rounding_of, movement
 from ortmodule.core.torch_private import TorchDispatchMode, is_batched
 from ortmodule.debug import bisect
@@ -53,7 +54,7 @@ class Before:
     """What a call began with: copies of everything that forward may change, and the state of torch's generator."""
 
     def __init__(self, inputs: Sequence[torch.Tensor], tree: Tree) -> None:
-        self.versions = [t._version for t in inputs]
+        self.versions = [version_of(t) for t in inputs]
         self.inputs = [with_attributes(t.detach().clone().requires_grad_(t.requires_grad), t) for t in inputs]
         self.state = {slot.name: slot.get().detach().clone() for slot in (*tree.others, *tree.held, *tree.counters)}
         self.containers = containers(tree)
@@ -420,8 +421,9 @@ class Verifier:
             if text and not is_rounding_of(beside.scales.get(name, 0.0), ours, theirs):
                 return f"the buffer {name} {text}"
         for i, (tensor, version) in enumerate(zip(call.inputs, before.versions, strict=True)):
-            changed = tensor._version != version
-            if text := changed and differs(tensor, eager.inputs[i], lambda run, i=i: run.inputs[i]):
+            if version_of(tensor) == version:
+                continue
+            if text := differs(tensor, eager.inputs[i], lambda run, i=i: run.inputs[i]):
                 return f"input {i}, which forward changes, {text}"
         return ""
 

@@ -8,14 +8,18 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Collection, Iterator
+import weakref
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
+
+from ortmodule.core.structures.classes import is_made_by_statement
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 #: Folders of packages that were installed elsewhere: for one user, by the system, in an environment below this one.
 _INSTALLED = ("site-packages", "dist-packages")
 #: Instructions that change, import or make something beside local variables, by how they begin.
 _EFFECTS = ("STORE_", "DELETE_", "IMPORT_", "MAKE_", "LOAD_BUILD", "BEFORE_", "YIELD", "RETURN_GENERATOR", "SEND")
+_NAMELESS = "builtins"  # what a class says of its module that was made by code without a `__name__`
 _LOCAL = ("STORE_FAST", "STORE_SUBSCR", "STORE_SLICE", "DELETE_FAST")
 
 
@@ -93,24 +97,70 @@ def attributes_set_in(code: types.CodeType) -> set[str]:
 # --- whose code it is -------------------------------------------------------------------------------------------------
 
 
+class Globals:
+    """Stands for the module of code whose globals are those of no imported module: that of a file which a script loads
+    by itself (`importlib`, `runpy`, IPython's `%run`), or of `exec`."""
+
+    __name__ = "the globals of a function"  # where they have none
+
+    def __init__(self, space: dict[str, Any]) -> None:
+        self.__dict__ = space
+
+
+#: What has globals.
+MODULES = (types.ModuleType, Globals)
+_spaces: weakref.WeakValueDictionary[int, Globals] = weakref.WeakValueDictionary()  # by the ids of their dictionaries
+
+
+def module_of(space: dict[str, Any]) -> Any:
+    """The module whose globals these are, or the one :class:`Globals` that stands for it."""
+    name = space.get("__name__")
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    if module is not None and getattr(module, "__dict__", None) is space:
+        return module
+    found = _spaces.get(id(space))
+    if found is None or vars(found) is not space:
+        _spaces[id(space)] = found = Globals(space)
+    return found
+
+
+def globals_of(classes: Iterable[type]) -> list[Globals]:
+    """Those of the methods of ``classes``."""
+    methods = [part for cls in {*classes} for part in vars(cls).values() if isinstance(part, types.FunctionType)]
+    spaces = {id(method.__globals__): method.__globals__ for method in methods}
+    return [each for each in map(module_of, spaces.values()) if isinstance(each, Globals)]
+
+
+def all_globals() -> list[Globals]:
+    """Those that something holds."""
+    return list(_spaces.values())
+
+
 def is_library(module: Any) -> bool:
     """Is a module one of Python's, torch's, an installed package's, or ours?"""
-    if getattr(module, "__name__", "").partition(".")[0] in ("torch", "ortmodule"):
+    name = getattr(module, "__name__", "")
+    if name.partition(".")[0] in ("torch", "ortmodule"):
         return True
     file = getattr(module, "__file__", None)
     if file is None:
-        return getattr(module, "__name__", "") != "__main__"
+        return getattr(module, "__spec__", None) is not None  # Python has found it, and no script has made it
     return file.startswith(_LIBRARIES) or any(f"{os.sep}{folder}{os.sep}" in file for folder in _INSTALLED)
 
 
 def is_librarys(cls: type) -> bool:
     """Is a class one of such a module?"""
-    return is_library(sys.modules.get(cls.__module__))
+    for part in vars(cls).values():
+        if isinstance(part, types.FunctionType) and part.__globals__.get("__name__", _NAMELESS) == cls.__module__:
+            return is_library(module_of(part.__globals__))
+    module = sys.modules.get(cls.__module__)
+    if module is None:
+        return cls.__module__.partition(".")[0] in ("torch", "ortmodule")
+    return is_library(module) if cls.__module__ != _NAMELESS else not is_made_by_statement(cls)
 
 
 def is_users_function(function: types.FunctionType) -> bool:
     """Is it none of such a module's?"""
-    return not is_library(sys.modules.get(function.__module__ or ""))
+    return not is_library(sys.modules.get(function.__module__ or "") or module_of(function.__globals__))
 
 
 def is_torchs(hook: Any) -> bool:

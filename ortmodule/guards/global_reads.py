@@ -28,7 +28,7 @@ from ortmodule.core.objects.references import referrers
 from ortmodule.core.snapshot import found_in
 from ortmodule.core.structures.classes import is_made_by_statement
 from ortmodule.guards import code_reader
-from ortmodule.guards.code_reader import is_library, is_librarys
+from ortmodule.guards.code_reader import is_library, is_librarys, module_of
 from ortmodule.guards.fields import functions_behind, is_machinery
 
 _MISSING = object()
@@ -68,8 +68,8 @@ def read_by(function: types.FunctionType, seen: set[Any], objects: Objects | Non
     wrapped = getattr(function, "__wrapped__", None)
     if isinstance(wrapped, types.FunctionType) and wrapped not in seen:
         yield from read_by(wrapped, seen, objects)
-    owner, codes = sys.modules.get(function.__module__ or ""), [function.__code__]
-    if owner is None or vars(owner) is not function.__globals__ or owner.__name__.startswith("torch."):
+    owner, codes = module_of(function.__globals__), [function.__code__]
+    if owner.__name__.startswith("torch."):
         return
     users = not is_library(owner)
     if users and function not in seen:
@@ -123,10 +123,10 @@ def read_by_code(
     """What code that users wrote, and that has run, may have read around it, and where. ``ran``: with its globals;
     ``classes``: of objects, which it may be a method of; ``modules``: classes of modules, which any code may be given
     (`type(module).scale`)."""
-    users: dict[types.CodeType, types.ModuleType] = {}
+    users: dict[types.CodeType, Any] = {}  # the module of each
     for code, space in ran.items():
-        module = sys.modules.get(space.get("__name__") or "")
-        if module is not None and vars(module) is space and not is_library(module):
+        module = module_of(space)
+        if not is_library(module):
             users[code] = module
     held = {cls: _held_by(cls) for cls in dict.fromkeys(modules)}
     for code, module in users.items():

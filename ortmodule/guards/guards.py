@@ -18,6 +18,7 @@ from torch import nn
 from ortmodule.core.errors import Unguardable
 from ortmodule.core.snapshot import Attribute, found_in
 from ortmodule.guards import fields
+from ortmodule.guards.code_reader import MODULES
 from ortmodule.guards.descriptions import (
     MISSING,
     Description,
@@ -153,7 +154,7 @@ class Attributes:
         """What code that has run, with its globals, reads of dictionaries and namespaces that are ``kept``."""
         for key in kept:
             owner = self._read[key]
-            if isinstance(owner, types.ModuleType) and type(vars(owner).get(key[1])) in item_reads.WITH_ITEMS:
+            if isinstance(owner, MODULES) and type(vars(owner).get(key[1])) in item_reads.WITH_ITEMS:
                 self._items.setdefault(key, ItemReads()).add(item_reads.of_global(key[1], owner, ran))
 
     def look(self, names: dict[int, str]) -> None:

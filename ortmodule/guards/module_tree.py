@@ -20,6 +20,7 @@ from ortmodule import _core
 from ortmodule.core.errors import CountsAttribute, NotInEngine, WritesParameter
 from ortmodule.core.objects.tensor_memory import memory_of
 from ortmodule.guards import isolation
+from ortmodule.guards.code_reader import globals_of
 from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.guards import Attributes, Guards, Sites
 from ortmodule.guards.inventory import PLAIN_TENSORS, Inventory, Slot, path_of
@@ -62,6 +63,7 @@ class Tree(Inventory):
         self.attributes = Attributes(self.modules)
         self.hooks = ModuleHooks(module, self.modules, self.sharded, self.parallel)
         self.caches = Caches()
+        self.globals = globals_of(map(type, self.modules.values()))
         self.may_fill = False  # may PyTorch run a call that fills a cache, before anything is captured?
         self.fills = 0  # such calls
         self.changes = 0  # how often the module has got other submodules or parameters

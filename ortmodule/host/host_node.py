@@ -23,6 +23,7 @@ from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, NotTraceable, Raised, Unflattenable
 from ortmodule.core.names import RETURNS_GIVEN
 from ortmodule.core.objects.tensor_copies import with_attributes
+from ortmodule.core.objects.tensor_memory import version_of
 from ortmodule.core.structures import tokens as pytree_tokens
 
 MOST_KNOWN = 4096  # sizes that are remembered
@@ -151,7 +152,7 @@ class Node:
         call, which it gets with what is in them by now; None: a node gets others. ``returned`` gets the result."""
         with self.modes.set():
             counted = not torch.is_inference_mode_enabled()  # which knows no versions
-            versions = [t._version for t in passed] if counted else []
+            versions = [version_of(t) for t in passed] if counted else []
             values = [t.tolist() if i in self.numbers else t for i, t in enumerate(passed)]
             into = {} if held is None else {own: held[number] for own, number in self.given.items()}
             drawn = [generators[each] if isinstance(each, int) else each.get() for each in self.generators]
@@ -174,7 +175,7 @@ class Node:
         if pytree_tokens.SPLIT in structure.tokens:
             raise Unflattenable("a DTensor")
         sources, outputs = _new_ones(self._copied(found, passed), passed)
-        changed = [i for i, t in enumerate(passed) if t._version != versions[i]] if counted else self.changed
+        changed = [i for i, t in enumerate(passed) if version_of(t) != versions[i]] if counted else self.changed
         if held is not None:  # others see it as it happens
             changed = self.changed
         if self.kind == "aten":  # a trace goes on with the result of what changes an operand

@@ -14,6 +14,7 @@ import torch
 
 from ortmodule import _core
 from ortmodule.core.errors import Mismatch, Raised, StateError
+from ortmodule.core.objects.tensor_memory import version_of
 from ortmodule.core.torch_private import forward_level, is_batched, keeps_graph, outside_transforms, peek_transform
 from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
 from ortmodule.runtime.calls import capture_budget
@@ -99,7 +100,7 @@ class Pending:
         generator: Any = None,
     ) -> None:  # fmt: skip
         """``held``: the tensors that the graph was called with; ``tensors``: those that it was fed, copies of what
-        forward has changed since. ``generator``: torch's, as the nodes found them that PyTorch runs."""
+        forward has changed since. ``generator``: the states that nodes of PyTorch's began with."""
         self.graph, self.executable, self.run, self.call = graph, executable, run, call
         self.tensors, self.generator = tensors, generator
         self.shown: dict[int, torch.Tensor] = {}  # outputs that the caller sees in another way
@@ -110,7 +111,10 @@ class Pending:
         versions = []
         for had, fed in zip(held, tensors, strict=True):
             if had is fed or not had.is_contiguous():
-                versions.append((had, had._version))
+                try:
+                    versions.append((had, had._version))
+                except RuntimeError:  # one of inference mode; to ask for that first would take as long as the version
+                    versions.append((had, version_of(had)))
         self.versions = versions
 
     # --- forward ------------------------------------------------------------------------------------------------------
@@ -235,10 +239,10 @@ class Pending:
 
     def _check_versions(self) -> None:
         for tensor, version in self.versions:
-            if tensor._version != version:
+            if (now := version_of(tensor)) != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                    f"tensor of shape {list(tensor.shape)} is at version {tensor._version}; expected version {version}"
+                    f"tensor of shape {list(tensor.shape)} is at version {now}; expected version {version}"
                 )
 
     def rerun_forward(self, wanted: Flags) -> Run:

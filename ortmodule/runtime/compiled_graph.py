@@ -16,7 +16,7 @@ import torch
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.trace_record import Source, Write
-from ortmodule.core import devices, pytree
+from ortmodule.core import pytree, rng_state
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine
@@ -478,7 +478,7 @@ class CompiledGraph:
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
         generators: Sequence[torch.Generator],
     ) -> tuple[Executable, Run, Any]:  # fmt: skip
-        """With nodes that PyTorch runs; and the states of torch's generators before it. ``generators``: among the
+        """With nodes that PyTorch runs; and the states of the generators before it. ``generators``: torch's, among the
         caller's arguments."""
         calls, gpu = self.session.calls(), self.executables.gpu
         if calls is not None:
@@ -488,7 +488,8 @@ class CompiledGraph:
         seed = draw_seed() if self.is_random else 0
         # torch's generators cannot be read while they are part of a CUDA graph.
         captured = gpu is not None and is_captured(gpu)
-        generator = devices.generators() if grads is not None and not captured else None
+        drawn_from = self.capture.trace.drawn_from
+        generator = rng_state.States(drawn_from) if grads is not None and not captured else None
         found = self.executables.run_with(shapes, grads, tensors, seed, calls, self._early_use.joint)
         return *found, generator
 

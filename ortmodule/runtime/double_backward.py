@@ -73,8 +73,8 @@ def recomputed_results(
     leaves.
 
     ``tensors``: what the graph was fed, as it was before the forward; ``seed``: of its run; ``generator``: the states
-    of torch's, where nodes that PyTorch runs draw from them. What stands for a leaf is a
-    view of it: gradients with respect to it pass no hooks of the caller's.
+    of the generators that nodes draw from which PyTorch runs. What stands for a leaf is a view of it: gradients with
+    respect to it pass no hooks of the caller's.
 
     Raises RuntimeError when the module has changed, or draws numbers that cannot be drawn again.
     """
@@ -92,7 +92,7 @@ def recomputed_results(
         masks = replaying(tree, graph.capture.trace.nodes, values)
         with tree.isolated() as copies, graph.modes.set(), only_pytorch(), masks:
             if generator is not None:
-                devices.set_generators(generator)
+                generator.put_back()
             given = _inputs(graph, inputs, tensors)
             given_leaves = list(given)
             for feed in [graph.feeds[i] for i in graph.leaves if i in graph.pairs]:

@@ -1,7 +1,9 @@
 """`create_graph=True`: gradients that can be differentiated again, with the engine's masks."""
 
 import copy
+import random
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -148,3 +150,65 @@ def test_create_graph_with_respect_to_parameters_that_have_hooks():
         return g
 
     both(made(lambda self, a: self.linear(a).tanh()), scenario)
+
+
+class DrawsNumbers(nn.Module):
+    """PyTorch runs it, and it draws from both global generators."""
+
+    def forward(self, x):
+        if x.detach().numpy().shape:
+            x = x * random.uniform(0.5, 1.5)
+        return x * numpy.random.uniform(0.5, 1.5)
+
+
+class Multiplied(nn.Module):
+    """By what ``draw`` gives, in every call."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.linear, self.draw, self.opaque = nn.Linear(4, 4), draw, DrawsNumbers()
+        self.held, self.legacy = numpy.random.default_rng(3), numpy.random.RandomState(4)
+
+    def forward(self, x):
+        return (self.linear(x) * self.draw(self, x)).tanh()
+
+
+#: Draws of Python's and NumPy's generators, whose numbers are operands of the graph, or an island's.
+DRAWS = {
+    "random": lambda self, x: random.random() + 0.5,
+    "beta": lambda self, x: random.betavariate(2, 2),
+    "numpy": lambda self, x: numpy.random.uniform(0.5, 1.5),
+    "an array": lambda self, x: torch.from_numpy(numpy.random.randn(4)).float(),
+    "a held generator": lambda self, x: self.held.normal(1.0, 0.1),
+    "a held state": lambda self, x: self.legacy.beta(2, 2) + 0.2,
+    "two": lambda self, x: random.random() + numpy.random.rand(),
+    "an island": lambda self, x: self.opaque(x),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_create_graph_with_drawn_numbers(draw):
+    """What the second gradient goes through has the numbers of the forward, and no generator moves by it."""
+
+    def steps(module, inner):
+        random.seed(1)
+        numpy.random.seed(1)
+        found = []
+        for n in (3, 5, 3):
+            a = rows(n, 4).requires_grad_()
+            out = module(a)
+            random.random()  # others draw before backward, too
+            (g,) = torch.autograd.grad(out.sum(), a, create_graph=True)
+            module.zero_grad()
+            g.square().sum().backward()
+            found += [out.detach(), g.detach(), a.grad, module.linear.weight.grad.clone()]
+        left = random.random(), numpy.random.rand(), inner.held.random(), inner.legacy.rand()
+        return [*found, torch.tensor(left)]
+
+    torch.manual_seed(0)
+    eager = Multiplied(draw)
+    other = copy.deepcopy(eager)
+    ours = ORTModule(other)
+    for found, expected in zip(steps(ours, other), steps(eager, eager), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert explain(ours).captured, explain(ours).fallback

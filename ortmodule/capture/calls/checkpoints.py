@@ -30,7 +30,7 @@ from ortmodule.core import pytree
 from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.names import CHECKPOINT, CHECKPOINT_STEP, REENTRANT
 from ortmodule.core.objects.interception import Replacement, replaced
-from ortmodule.core.objects.tensor_memory import memory_of
+from ortmodule.core.objects.tensor_memory import memory_of, version_of
 from ortmodule.core.torch_private import checkpoint_inputs, get_tracing_state, scope_name, untraced
 from ortmodule.guards.inventory import path_of
 from ortmodule.guards.isolation import containers, contents
@@ -48,7 +48,7 @@ class _Then:
         self.contents, self.containers = contents(tree), containers(tree)
         held = ((slot.name, slot.find()) for slot in tree.others)
         given = ((f"argument {i}", tensor) for i, tensor in enumerate(regions.inputs))
-        self.tensors = [(name, t, t._version) for name, t in (*held, *given) if isinstance(t, torch.Tensor)]
+        self.tensors = [(name, t, version_of(t)) for name, t in (*held, *given) if isinstance(t, torch.Tensor)]
         self.arguments = _flattened(regions.arguments)
 
     def changed(self) -> str | None:
@@ -62,7 +62,7 @@ class _Then:
         arguments = _flattened(self.regions.arguments)
         if arguments[1:] != self.arguments[1:] or [*map(id, arguments[0])] != [*map(id, self.arguments[0])]:
             return "a container among the arguments"
-        return next((name for name, tensor, version in self.tensors if tensor._version != version), None)
+        return next((name for name, tensor, version in self.tensors if version_of(tensor) != version), None)
 
 
 def _unseen() -> AbstractContextManager[None]:

@@ -21,7 +21,7 @@ import torch
 
 from ortmodule.core.objects.interception import Replacement, own, replaced
 from ortmodule.core.torch_private import get_tracing_state
-from ortmodule.guards.code_reader import is_library
+from ortmodule.guards.code_reader import MODULES, all_globals, is_library
 
 _Cache = functools._lru_cache_wrapper
 _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
@@ -107,8 +107,8 @@ def _caches() -> list[tuple[Any, Replacement]]:
     modules = list(sys.modules.values())
     if len(modules) != len(_latest[0]) or not all(map(operator.is_, modules, _latest[0])):
         _latest = modules, [each for name in list(sys.modules) if name != "__main__" for each in _found_in(name)]
-    main = sys.modules.get("__main__")
-    return [*_latest[1], *(_caches_of(main) if isinstance(main, types.ModuleType) else ())]
+    others = [each for each in (sys.modules.get("__main__"), *all_globals()) if isinstance(each, MODULES)]
+    return [*_latest[1], *(cache for each in others for cache in _caches_of(each))]
 
 
 def _found_in(name: str) -> list[tuple[Any, Replacement]]:

@@ -18,6 +18,7 @@ import torch
 from ortmodule.capture import scalar_guards
 from ortmodule.capture.effects.filled_caches import filling, follows_from
 from ortmodule.core.errors import FillsCache, NotTraceable, Unflattenable
+from ortmodule.core.objects.tensor_memory import version_of
 from ortmodule.core.pytree import flatten
 from ortmodule.core.size_expr import formula_of, is_number
 from ortmodule.core.torch_private import get_value_trace
@@ -104,7 +105,7 @@ class _Table(dict[Any, Any]):
     def add(self, table: SizeTable) -> None:
         self._tables.append(table)
         self._values.append(table.value())
-        self._versions += [(t, t._version) for t in table.tensors()]
+        self._versions += [(t, version_of(t)) for t in table.tensors()]
 
     def check(self) -> None:
         """Raises where forward has found nothing under a key, and goes on without: the next call may find something;
@@ -113,7 +114,7 @@ class _Table(dict[Any, Any]):
             self.refuse(f"forward sets the attribute {self.attribute.name}, which holds tables for sizes")
         if self._missed:
             self.refuse("forward looks for a table in a dictionary, and goes on without it")
-        if any(tensor._version != version for tensor, version in self._versions):
+        if any(version_of(tensor) != version for tensor, version in self._versions):
             self.refuse("forward writes into a table that a dictionary holds")
 
     def refuse(self, what: str) -> NoReturn:

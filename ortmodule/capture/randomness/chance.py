@@ -50,7 +50,7 @@ from ortmodule.core import rng_state
 from ortmodule.core.errors import DrawsOperand, Moved, NotTraceable
 from ortmodule.core.objects.interception import Replacement, replaced
 from ortmodule.core.torch_private import get_tracing_state
-from ortmodule.guards.code_reader import is_library
+from ortmodule.guards.code_reader import is_library, module_of
 from ortmodule.guards.process_state import ENVIRONMENT, of_context, of_setting
 
 #: A draw from a global generator: the function, and what it is given.
@@ -150,6 +150,7 @@ class Chance:
         known between which numbers; None: draws are none."""
         self.operand = operand
         self.draws: list[Draw] = []
+        self.drawn_from: list[Any] = []  # generators of Python and NumPy, by forward and what PyTorch runs
         self.reads: dict[tuple[int, str], tuple[Any, str]] = {}  # (id of an object, name): the object, and where
         self.prints: dict[str, None] = {}  # lines
         self.ran: dict[types.CodeType, dict[str, Any]] = {}  # functions of Python's with their globals
@@ -165,7 +166,7 @@ class Chance:
     def looking(self, around: Iterable[Any], modules: Iterable[nn.Module]) -> Iterator[None]:
         """Inside, in this thread, a draw that decides raises NotTraceable, as does the next of an iterator in what is
         ``around`` the ``modules``, or in these."""
-        before = sys.getprofile()
+        before, states = sys.getprofile(), rng_state.States()
         self.go_on()
         iterators = held_iterators.refused(around, modules, self._fail)
         with _global_draws(self), self._held_draws(), process_reads.without_files(), iterators:
@@ -183,6 +184,7 @@ class Chance:
             finally:
                 if before is None:
                     sys.setprofile(None)
+                self.drawn_from = states.moved()
                 self._states, self._new, self._made = [], [], []
 
     def _held_draws(self) -> AbstractContextManager[None]:
@@ -309,7 +311,7 @@ class Chance:
         while frame.f_back is not None and frame.f_globals.get("__name__") == "logging":
             frame = frame.f_back
         written = function is print or function.__name__ in ("write", "writelines")
-        if written and not is_library(sys.modules.get(frame.f_globals.get("__name__", ""))):
+        if written and not is_library(module_of(frame.f_globals)):
             self.prints.setdefault(user_line(frame))
 
     def _note(self, owner: Any, name: Any, frame: types.FrameType) -> None:

@@ -32,7 +32,7 @@ from ortmodule.core.errors import NotTraceable
 from ortmodule.core.names import PACKAGE
 from ortmodule.core.objects.interception import Replacement, replaced
 from ortmodule.core.torch_private import functions_of_c
-from ortmodule.guards.code_reader import is_library
+from ortmodule.guards.code_reader import is_library, module_of
 from ortmodule.guards.process_state import Setting, of_setting
 
 #: A part of every call's key, or a matter of the trace.
@@ -140,7 +140,7 @@ def asks_files(frame: types.FrameType) -> types.FrameType | None:
         file = step.f_code.co_filename
         if file.startswith((_TORCH, PACKAGE, "<frozen importlib")) or _top(step) in _THEIR_OWN:
             return None
-        if not is_library(sys.modules.get(step.f_globals.get("__name__", ""))):
+        if not is_library(module_of(step.f_globals)):
             return step
         step = step.f_back
     return None

@@ -18,6 +18,11 @@ def memory_of(tensor: torch.Tensor) -> int:
         return 0
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it was changed in place. One of inference mode has no count: 0, as it stays outside of that mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def is_of_data(function: Any, name: str) -> bool:
     """Does it read (``name`` is `__get__`), or set (`__set__`), `x.data`?"""
     return getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == name

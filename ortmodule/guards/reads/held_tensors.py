@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ortmodule.core.errors import NotTraceable, Unguardable
+from ortmodule.core.objects.tensor_memory import version_of
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.structures.attributes import in_slots, slots_of
 from ortmodule.guards.descriptions import describe
@@ -78,7 +79,7 @@ def check_unchanged(
     """Raises NotTraceable where ``who`` has changed one of these in place, by its version, or given it other memory."""
     for slot in held:
         tensor, version = versions[slot.name]
-        if tensor._version != version or id(tensor) in moved:
+        if version_of(tensor) != version or id(tensor) in moved:
             raise NotTraceable(f"{who} changes the tensor {slot.name}, which an attribute holds, in place")
 
 

@@ -82,7 +82,7 @@ def are_own(value: Any, began: Mapping[int, Any], name: str, code: types.CodeTyp
     return len(keys) == len(reads.items) and all(own)
 
 
-def of_global(name: str, owner: types.ModuleType, ran: Mapping[types.CodeType, dict[str, Any]]) -> ItemReads:
+def of_global(name: str, owner: Any, ran: Mapping[types.CodeType, dict[str, Any]]) -> ItemReads:
     """What code that has run, with its globals, reads of a variable of a module."""
     found = ItemReads(not ran)
     for code, space in ran.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextvars
 import gc
-import sys
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from torch.autograd.function import BackwardCFunction
 
 from ortmodule.core.objects.references import other_references, referrers
 from ortmodule.core.snapshot import CONTAINERS, Attribute, Compared, ContextValue, Items, NewAttributes, Snapshot
-from ortmodule.guards.code_reader import is_of
+from ortmodule.guards.code_reader import is_of, module_of
 from ortmodule.guards.writes.surroundings import GlobalState, global_state
 
 MOST_STEPS = 6  # outwards from a tensor: a list in a dictionary in an object in a list ...
@@ -214,9 +213,8 @@ def _is_passed(holder: Any) -> bool:
 
 def _namespace(holder: dict) -> Any:
     """The module or class whose dictionary it is."""
-    module = sys.modules.get(name) if isinstance(name := holder.get("__name__"), str) else None
-    if module is not None and vars(module) is holder:
-        return module
+    if "__builtins__" in holder:
+        return module_of(holder)
     if "__module__" in holder:
         return next((each for each in referrers([holder]) if isinstance(each, type)), None)
     return None

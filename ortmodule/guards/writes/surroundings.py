@@ -23,7 +23,7 @@ from ortmodule.core.objects.tensor_memory import memory_of
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Attribute, ContextValue, Items, NewAttributes, Snapshot, found_in
 from ortmodule.core.structures.classes import is_made_by_statement
-from ortmodule.guards.code_reader import is_library, is_librarys
+from ortmodule.guards.code_reader import MODULES, is_library, is_librarys, module_of
 from ortmodule.guards.fields import is_holding
 from ortmodule.guards.global_reads import MUTABLE, SPACES, Objects, Place, is_plain_value, read_by, read_by_modules
 from ortmodule.guards.writes.outside_writes import SMALL, OutsideWrites, StorageContents
@@ -160,10 +160,10 @@ class _Surroundings:
 
     def _add_places(self, places: Iterable[Place]) -> None:
         for owner, name in places:
-            if (id(owner), name) in self._places or (isinstance(owner, types.ModuleType) and is_library(owner)):
+            if (id(owner), name) in self._places or (isinstance(owner, MODULES) and is_library(owner)):
                 continue
             self._places.add((id(owner), name))
-            if isinstance(owner, types.ModuleType) and id(owner) not in self._containers:
+            if isinstance(owner, MODULES) and id(owner) not in self._containers:
                 self._containers.add(id(owner))
                 self._add(owner.__name__, NewAttributes(owner))
             value = found_in(owner, name)
@@ -199,7 +199,7 @@ class _Surroundings:
             yield from self._in_object(name, value)
 
     def _in_function(self, name: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        if is_library(types.SimpleNamespace(**{k: function.__globals__.get(k) for k in ("__name__", "__file__")})):
+        if is_library(module_of(function.__globals__)):
             return
         self._add_places(read_by(function, self._seen, self._objects))
         self._add_container(name, vars(function))
