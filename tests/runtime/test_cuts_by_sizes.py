@@ -201,3 +201,29 @@ def test_a_mask_of_inputs_does_not_cut_the_graph():
     for number in range(3):
         model(rows(number), torch.arange(len(rows(number))) % 3 * -50).backward()
     assert pieces(model) == 1 and explain(model).captured
+
+
+class Recurrent(nn.Module):
+    """A loop over a length, whose graphs of other lengths follow from a template, and choices behind it."""
+
+    def __init__(self, chosen):
+        super().__init__()
+        self.cell, self.layers = nn.Linear(2 * WIDTH, WIDTH), nn.Sequential(Layer(chosen), Layer(chosen))
+
+    def forward(self, x):
+        state, states = torch.zeros_like(x[:, 0]), []
+        for step in range(x.shape[1]):
+            state = self.cell(torch.cat([x[:, step], state], -1)).tanh()
+            states.append(state)
+        return self.layers(torch.stack(states, 1).flatten(0, 1))
+
+
+@each("chosen", CHOSEN, ("put_back",))
+def test_beside_a_loop_over_a_length(chosen):
+    torch.manual_seed(0)
+    eager = Recurrent(CHOSEN[chosen]).double()
+    ours = ORTModule(copy.deepcopy(eager))
+    for number, (count, length) in enumerate([(2, 5), (3, 9), (2, 7), (1, 12), (3, 9)]):
+        x = torch.randn(count, length, WIDTH, generator=torch.Generator().manual_seed(number)).double()
+        torch.testing.assert_close(step(ours, x), step(eager, x))
+    assert explain(ours).captured, explain(ours).fallback

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.loops.check import LoopCheck
+from ortmodule.capture.loops.loop import small
 from ortmodule.core.errors import DoesNotHold
 from ortmodule.core.logger import LOGGER
 from ortmodule.engine.plan_cache import drop_oldest
@@ -56,7 +58,7 @@ class Lengths:
             LOGGER.debug("a loop of length %d is captured by itself: %s", n, reason)
             return None
         try:
-            made = self._make(capture.at_length(n), call)
+            made = self._make(replace(capture.at_length(n), sample=small(call.inputs, loop, n)), call)
             made.plan_first(call.shapes)
         except ENGINE_ERRORS as error:
             LOGGER.debug("a loop of length %d is captured by itself: %s", n, error)
