@@ -18,6 +18,7 @@ RUNS = {
     "schedules": 2_700,
     "between": 1_700,
     "attributes": 100,
+    "programs": 5,
     "pytorch": 250,
     "replay": 40,
 }
