@@ -1,4 +1,4 @@
-"""Code of a file that no import has loaded, or of a string, is guarded as that of a module is."""
+"""Code that no import has loaded, of a file or a string, is guarded as that of a module."""
 
 import importlib.util
 import runpy
