@@ -34,6 +34,7 @@ from ortmodule.core.tolerance import WAYS, MovedElements, exact, is_little, is_r
 from ortmodule.core.torch_private import TorchDispatchMode, is_batched
 from ortmodule.debug import bisect
 from ortmodule.debug.bisect import difference
+from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import containers
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
@@ -45,6 +46,7 @@ from ortmodule.runtime.executable import draw_seed, seed_of
 from ortmodule.runtime.piece_graph import PieceGraph
 from ortmodule.runtime.rng_replay import RandomValue, RngReplay, replaying
 
+_MISSING = object()
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 # --- one call ---------------------------------------------------------------------------------------------------------
@@ -53,16 +55,39 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 class Before:
     """What a call began with: copies of everything that forward may change, and the state of torch's generator."""
 
-    def __init__(self, inputs: Sequence[torch.Tensor], tree: Tree) -> None:
+    def __init__(self, inputs: Sequence[torch.Tensor], tree: Tree, sets: Sequence[Slot] = ()) -> None:
+        """``sets``: attributes that forward gives other values."""
         self.versions = [version_of(t) for t in inputs]
         self.inputs = [with_attributes(t.detach().clone().requires_grad_(t.requires_grad), t) for t in inputs]
-        self.state = {slot.name: slot.get().detach().clone() for slot in (*tree.others, *tree.held, *tree.counters)}
+        tensors = {slot.name: slot.find() for slot in (*tree.others, *tree.held, *tree.counters)}
+        self.state = {name: t.detach().clone() for name, t in tensors.items() if isinstance(t, torch.Tensor)}
+        values = [(slot, slot.find(_MISSING)) for slot in sets]
+        self.sets = [(slot, v.detach().clone() if isinstance(v, torch.Tensor) else v) for slot, v in values]
         self.containers = containers(tree)
         self.generator, self.states = devices.generators(), rng_state.States()
 
     def feeds(self, names: Sequence[str], tree: Tree) -> dict[str, torch.Tensor]:
         """The graph's inputs by name."""
         return {name: as_pairs(self._feed(name, tree).detach()).contiguous() for name in names}
+
+    def put_back(self, copies: dict[str, torch.Tensor]) -> None:
+        """What the module held then, into these ``copies`` of tensors by name; inside of `Tree.isolated`."""
+        self.states.put_back()
+        for kept in self.containers:
+            kept.put_back()
+        for slot, then in self.sets:
+            if then is _MISSING:
+                if slot.key in slot.holder:
+                    slot.holder.pop(slot.key)
+            elif not isinstance(then, torch.Tensor):
+                slot.set(then)
+            elif slot.name not in copies or copies[slot.name].shape != then.shape:
+                slot.set(then.clone())
+        with torch.no_grad():
+            for name, copy in copies.items():
+                then = self.state.get(name)
+                if then is not None and copy.shape == then.shape:
+                    copy.copy_(then)
 
     def _feed(self, name: str, tree: Tree) -> torch.Tensor:
         if name.startswith(INPUT):
@@ -95,17 +120,10 @@ def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, bef
     ]
     around = tree.around(tree.modules.values(), hooks)
     with tree.isolated() as copies, around.around():
-        before.states.put_back()
-        for kept in before.containers:
-            kept.put_back()
+        before.put_back(copies)
         aliases = tree.replace_parameters(change)
-        with torch.no_grad():
-            for name, copy in copies.items():
-                then = before.state.get(name)
-                if then is not None and copy.shape == then.shape:
-                    copy.copy_(then)
-                if change is exact:
-                    tree.slots[name].set(exact(copy))
+        for name, copy in copies.items() if change is exact else ():
+            tree.slots[name].set(exact(copy))
         for slot in tree.counters:
             slot.set(before.state[slot.name])
         devices.set_generators(before.generator)
@@ -305,7 +323,7 @@ class Verifier:
             self.calls += 1
             if self.calls % self.every:
                 return None
-        before = Before(call.inputs, call.tree)
+        before = Before(call.inputs, call.tree, graph.capture.trace.sets)
         pieces: list[_PieceRun] = []
         if isinstance(graph, BrokenGraph):
             graph.watch = functools.partial(_PieceRun.begin, pieces, call.tree)

@@ -10,6 +10,7 @@ a run is kept, so that another plan goes on from there and nothing runs twice.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -114,6 +115,13 @@ class Node:
     def owner(self) -> str | None:
         """The path of the submodule that it is, or is a method of."""
         return {"module": self.name, "method": self.name.rpartition(".")[0]}.get(self.kind)
+
+    @functools.cached_property
+    def draws(self) -> bool:
+        """Does one of its operators draw random numbers?"""
+        packets = [getattr(torch.ops.aten, name.rpartition("::")[2], None) for name in self.aten]
+        overloads = [getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads()]
+        return any(torch.Tag.nondeterministic_seeded in each.tags for each in overloads)
 
     def run(
         self, given: Sequence[torch.Tensor], inputs: Any = None, generators: Sequence[torch.Generator] = ()
@@ -391,6 +399,7 @@ class Calls:
 
     def __init__(self, known: Known) -> None:
         self.known, self.shared = known, known.shared
+        self.none = dict(known.none)  # as the plan of this run has it: another run may learn something else meanwhile
         self.done: dict[int, _Done] = {}
         self.grads: dict[int, dict[int, torch.Tensor | None]] = {}
         self.keep = False  # another backward may follow
@@ -455,7 +464,7 @@ class Calls:
         return _Done(leaves + held, outputs, operands, results)
 
     def backward(self, number: int, given: list[torch.Tensor | None], wanted: tuple[int, ...]) -> list[torch.Tensor]:
-        none = self.known.none.get(number, frozenset())
+        none = self.none.get(number, frozenset())
         found = self.grads.get(number)
         if found is None:
             found = self.grads[number] = self._differentiate(number, given, sorted({*wanted, *none}))
@@ -464,6 +473,7 @@ class Calls:
         if missing != none:
             # No gradient is not a gradient of zeros.
             self.known.none[number] = missing
+            self.none = dict(self.known.none)
             raise Mismatch
         return [there[i].detach().resolve_neg().contiguous() for i in wanted]
 
@@ -495,6 +505,8 @@ class DryCalls(Calls):
         self, number: int, given: list[torch.Tensor], expected: tuple[Result, ...] | None
     ) -> list[torch.Tensor]:
         if self.known.nodes[number].kind == "aten":
+            if self.known.nodes[number].draws:  # the run behind this one takes what was drawn
+                given = [t.clone() for t in given]
             return super().forward(number, given, expected)
         if expected is None:
             raise NotKnown

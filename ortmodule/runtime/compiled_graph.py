@@ -186,6 +186,7 @@ class CompiledGraph:
         self.plans = self.executables.plans
         self._early_use.plans = self.executables if self.session.memory.chooses else None
         self.is_random = any(True for _ in drawing(capture.model))
+        self.draws = self.is_random or any(node.draws for node in trace.nodes)
         self._reads = ReadChecks(trace, capture.model, self.session, self.n_results, self.plans)
         self._deferral = self._deferral_of(tensors, off, unseen, config.defer_logits)
         self.executables.defer(self._deferral)
@@ -483,13 +484,13 @@ class CompiledGraph:
         calls, gpu = self.session.calls(), self.executables.gpu
         if calls is not None:
             calls.inputs, calls.generators = self._of_caller(inputs), generators
-        if self._reads.early is not None:
-            self._reads.check_early(shapes, tensors)
         seed = draw_seed() if self.is_random else 0
         # torch's generators cannot be read while they are part of a CUDA graph.
         captured = gpu is not None and is_captured(gpu)
         drawn_from = self.capture.trace.drawn_from
         generator = rng_state.States(drawn_from) if grads is not None and not captured else None
+        if self._reads.early is not None:
+            self._reads.check_early(shapes, tensors, calls)
         found = self.executables.run_with(shapes, grads, tensors, seed, calls, self._early_use.joint)
         return *found, generator
 

@@ -487,7 +487,7 @@ class Dispatcher:
     def _run(self, graph: CompiledGraph, call: Call) -> Any:
         """The result of ``graph``; _NOTHING when one with more submodules left to PyTorch is to be made."""
         variant, start = graph.variant, capture_budget.clock()
-        drawn = torch.get_rng_state() if graph.is_random and graph.may_miss(call.shapes) else None
+        drawn = torch.get_rng_state() if graph.draws and graph.may_miss(call.shapes) else None
         try:
             result = self.observers.run(graph, call) if self.observers else graph(call)
         except DoesNotHold:

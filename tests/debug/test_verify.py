@@ -319,6 +319,33 @@ def test_what_cancels(between, outside):
     assert "the buffer second.running_mean" in finding.what
 
 
+class SetsItsOwn(nn.Module):
+    """Goes on with a tensor that the call before has left in an attribute, where there was none at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.kept = nn.Linear(8, 8), None
+
+    def forward(self, x):
+        y = F.dropout(self.layer(x), 0.2)
+        if self.kept is not None:
+            y = y + 0.1 * self.kept
+        self.kept = y.detach().mean(0)
+        self.also = y.detach().sum()
+        return y.square().mean()
+
+
+def test_attributes_that_forward_sets(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_CAPTURE_SHARE", "inf")
+    model = ORTModule(SetsItsOwn())
+    for _ in range(4):
+        model(torch.randn(5, 8)).backward()
+    check(model, 4)
+    model.kept = None
+    model(torch.randn(7, 8)).backward()
+    check(model, 5)
+
+
 class Remembers(nn.Module):
     """It goes on with what earlier calls have left in a dictionary and a list, and leaves something else there."""
 

@@ -193,7 +193,8 @@ def drawn_class(r, name, arguments, statements, least, most, parts=()):
 def drawn_source(r):
     parts = [f"Part{number}" for number in range(r.choice([0, 1, 1, 2, 3]))]
     given = "h, ids, lengths, more"
-    source = "".join(drawn_class(r, name, given, PLAIN + OF_PARTS, 1, 4) for name in parts)
+    again = [text for text in PLAIN if "random" not in text]  # a checkpoint, which draws anew behind forward
+    source = "".join(drawn_class(r, name, given, again + OF_PARTS, 1, 4) for name in parts)
     whole = drawn_class(
         r, "Whole", "x, ids, lengths, more, w=1.0, flag=False, also=None", PLAIN + OF_ARGUMENTS, 2, 6, parts
     )

@@ -1,13 +1,17 @@
 """Reads of a run are compared with those of the trace: sizes once a shape, data every time."""
 
+import copy
+
 import pytest
 import torch
 
+from ortmodule import ORTModule, explain
 from ortmodule.capture.numbers.read_causes import DATA, SIZE
 from ortmodule.capture.scalar_guards import Read
 from ortmodule.core.errors import DoesNotHold
 from ortmodule.runtime.tensors import read_checks
 from ortmodule.runtime.tensors.read_checks import ReadChecks
+from tests.twins import made, rows
 
 
 class Traced:
@@ -82,3 +86,34 @@ def test_coming_first_is_worth_it_after_misses():
     each.early, each._part = object(), 0.25  # a quarter of the graph
     assert not each.come_first(1, 3) and each.come_first(2, 3)
     assert not checks(sizes=(3,)).come_first(9, 0)
+
+
+def behind(choose):
+    """A module whose rows are chosen by ``choose``, and of which Python reads how many there are."""
+
+    def forward(self, x):
+        y = x[choose(x.shape[0])]
+        return self.linear(y.topk(min(3, y.shape[0]), 0)[0])
+
+    return made(forward)
+
+
+CHOICES = {
+    "randperm": lambda n: torch.randperm(n),
+    "multinomial": lambda n: torch.multinomial(torch.ones(n), 4),
+    "poisson": lambda n: torch.poisson(torch.ones(n)) > 0,
+}
+
+
+@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
+def test_what_is_drawn_for_a_read_is_not_drawn_again(choose):
+    """PyTorch draws as often as eager, so results and the generator are eager's."""
+    eager = behind(choose)
+    ours = ORTModule(copy.deepcopy(eager))
+    for number, n in enumerate((8, 9, 8, 12, 8)):
+        found = []
+        for module in (ours, eager):
+            torch.manual_seed(number)
+            found.append((module(rows(n, 4)), torch.rand(())))
+        torch.testing.assert_close(*found)
+    assert explain(ours).captured, explain(ours).fallback

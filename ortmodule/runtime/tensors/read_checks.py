@@ -11,7 +11,7 @@ from ortmodule.capture.trace_record import Trace
 from ortmodule.core.errors import DoesNotHold, NotKnown
 from ortmodule.core.onnx_utils import without_dead
 from ortmodule.engine.session import ENGINE_ERRORS, Session
-from ortmodule.host.host_node import DryCalls, Node
+from ortmodule.host.host_node import Calls, DryCalls, Node
 
 MOST_SHAPES = 4096  # of which is remembered whether a graph holds for them
 
@@ -71,18 +71,22 @@ class ReadChecks:
         except ENGINE_ERRORS as error:
             raise DoesNotHold(f"what it read from data is not there: {error}") from error
 
-    def check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor]) -> bool:
-        """As :meth:`check`, before the rest runs, and a node has effects. False: what was read is not known before."""
+    def check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor], calls: Calls | None = None) -> bool:
+        """As :meth:`check`, before the rest runs, and a node has effects. False: what was read is not known before.
+        ``calls``: of the run that comes, which does not draw again what was drawn here."""
         early, known = self.early, self._session.known
         if early is None:
             return True
         feeds = dict(zip(self._session.inputs, tensors, strict=True))
         given = [feeds[name] for name in early.inputs]
         try:
-            calls = None if known is None else DryCalls(known)
-            outputs = early.run(given, [False] * len(given), calls=calls).outputs
+            dry = None if known is None else DryCalls(known)
+            run = early.run(given, [False] * len(given), calls=dry)
         except NotKnown:
             return False
+        outputs = run.outputs
+        if calls is not None and dry is not None:
+            calls.done |= {number: done for number, done in dry.done.items() if calls.known.nodes[number].draws}
         first = len(self._session.outputs) - self._tokens - len(outputs)
         self.check(shapes, outputs[:1] * first + outputs)  # those that come first are not looked at
         return True
