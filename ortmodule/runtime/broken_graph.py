@@ -91,6 +91,9 @@ class BrokenGraph(CompiledGraph):
         self._check_used_on(behind)
         examples = _examples(capture, self.steps, tree, self._moved)
         self._make_pieces(examples, guards, config, tuning, interpret, trace)
+        changed = {target for target, _ in self.writes} | {slot for node in self.breaks.values() for slot in node.sets}
+        for piece in self.pieces:
+            piece.changed_later = {feed for feed in piece.feeds if isinstance(feed, Slot) and feed in changed}
         self._writes_after = self._place_writes()
         if not self._read_late:
             self._reads.always_first()

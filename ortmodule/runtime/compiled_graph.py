@@ -8,7 +8,7 @@ expects them. Parameters are inputs of the autograd node, so hooks on them, `tor
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -135,6 +135,7 @@ class CompiledGraph:
     """
 
     _epoch, _of_module = -1, frozenset[int]()  # ids of the containers that the module holds in this epoch
+    changed_later: Collection[Any] = ()  # feeds that change behind a run, before its backward
 
     def __init__(
         self,
@@ -446,7 +447,7 @@ class CompiledGraph:
         if self.views and shapes not in self._seen:
             self._compare_views(shapes, inputs, outputs)
         kept = fed
-        if self.writes or run.writes:
+        if self.writes or run.writes or self.changed_later:
             kept = self._write(run, inputs, fed)
         if grads is not None:
             pending = Pending(self, executable, run, call, tensors, kept, generator)
@@ -559,7 +560,7 @@ class CompiledGraph:
             written = [target for target, _, write in changes if write is None or not write.replaces]
             written += [target for target, _ in self._carried]
             for i, feed in enumerate(self.feeds):  # backward goes on with the old contents
-                if self.leaves and any(feed == target for target in written):
+                if self.leaves and (feed in self.changed_later or any(feed == target for target in written)):
                     fed[i] = copied(fed[i])
             for target, tensor, write in changes:
                 put(target, write, tensor, inputs)

@@ -143,7 +143,6 @@ OF_PARTS = ["KEPT.append(h.mean())"]
 CALLS = [
     "h = self.NAME(h, ids, lengths, more)", "h = self.NAME(h, ids, lengths, more=more)",
     "h = h + self.NAME(h, ids, lengths, more).mean(1, keepdim=True)",
-    "h = checkpoint(self.NAME, h, ids, lengths, more, use_reentrant=False)",
 ]  # fmt: skip
 RETURNS = [
     "h", "h, h.mean()", "{'hidden': h, 'loss': h.square().mean()}", "h, ids", "h, h[:, 0], (h * 2).detach()", "h, h",
@@ -193,8 +192,7 @@ def drawn_class(r, name, arguments, statements, least, most, parts=()):
 def drawn_source(r):
     parts = [f"Part{number}" for number in range(r.choice([0, 1, 1, 2, 3]))]
     given = "h, ids, lengths, more"
-    again = [text for text in PLAIN if "random" not in text]  # a checkpoint, which draws anew behind forward
-    source = "".join(drawn_class(r, name, given, again + OF_PARTS, 1, 4) for name in parts)
+    source = "".join(drawn_class(r, name, given, PLAIN + OF_PARTS, 1, 4) for name in parts)
     whole = drawn_class(
         r, "Whole", "x, ids, lengths, more, w=1.0, flag=False, also=None", PLAIN + OF_ARGUMENTS, 2, 6, parts
     )

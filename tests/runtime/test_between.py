@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ortmodule import ORTModule
+from tests.cpu import HAS_AMX, HAS_AVX512_BF16
 
 CHANGES = {
     "nothing": lambda t: None,
@@ -18,9 +19,10 @@ CHANGES = {
     "other data": lambda t: setattr(t, "data", t.detach() * 2 + 1),
     "set_": lambda t: t.set_((t.detach() * 2 + 1).untyped_storage(), 0, t.shape, t.stride()),
 }
-#: PyTorch's autocast keeps the rounded copy of a weight, which nothing changes; the engine reads the weight again.
+#: PyTorch's autocast keeps the rounded copy of a weight, which nothing changes; where a CPU has 16-bit products, the
+#: engine reads the weight again.
 RAISES = {(True, "weight", "in place"), (True, "weight", "set_")}
-READS_AGAIN = {(True, "weight", "data in place")}
+READS_AGAIN = {(True, "weight", "data in place")} if HAS_AVX512_BF16 or HAS_AMX else set()
 
 
 class Scaled(nn.Module):

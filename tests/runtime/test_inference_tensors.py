@@ -93,32 +93,37 @@ KINDS = (InAttribute, InBuffer, BufferInPlace, InList, InTable, Broken, Given)
 ORDERS = ("TIT", "ITT", "TTITT", "NITNT", "IITTI", "TIN", "GT", "TG")
 
 
+def call(module, mode, x, more):
+    """What a call in this mode gives: its result, or the gradient of the weight."""
+    given = (x,) if more is None else (x, more)
+    if mode == "I":
+        with torch.inference_mode():
+            return module(torch.randn(3, 4))
+    if mode == "N":
+        with torch.no_grad():
+            return module(x)
+    if mode == "G":
+        with torch.inference_mode():
+            x = x + 1
+        given = (x, *given[1:])
+    module.zero_grad()
+    module(*given).square().sum().backward()
+    return module.linear.weight.grad.clone()
+
+
 def calls(module, order, takes_more):
     """A result, a gradient or what an error says, of each call. ``takes_more``: what the last inference call gave."""
-    more = None
+    more, found = None, []
     for i, mode in enumerate(order):
         torch.manual_seed(i)
-        x = torch.randn(3, 4)
-        if mode == "G":
-            with torch.inference_mode():
-                x = x + 1
         try:
-            if mode == "I":
-                with torch.inference_mode():
-                    y = module(torch.randn(3, 4))
-                    more = y.mean(0)
-                yield y
-            elif mode == "N":
-                with torch.no_grad():
-                    yield module(x)
-            else:
-                module.zero_grad()
-                y = module(x, more) if takes_more and more is not None else module(x)
-                y.square().sum().backward()
-                yield module.linear.weight.grad.clone()
+            found.append(call(module, mode, torch.randn(3, 4), more))
         except RuntimeError as error:
-            yield str(error)
-            return  # what an error leaves is not compared
+            found.append(str(error))
+            break  # what an error leaves is not compared
+        if takes_more and mode == "I":
+            more = found[-1].mean(0)
+    return found
 
 
 @pytest.mark.parametrize("order", ORDERS)
