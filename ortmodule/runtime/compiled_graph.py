@@ -168,10 +168,9 @@ class CompiledGraph:
         self.empty = [i for i in self.leaves if not tensors[i].numel()]
         self.differentiable = [i for i, flag in enumerate(trace.requires_grad) if flag and self.leaves]
         self._dependents = dependents_of(capture.model, self.differentiable)
-        self.n_results = len(trace.requires_grad)
+        self.n_results, self._reached = len(trace.requires_grad), dict[Flags, frozenset[int]]()
         keys = {feed if isinstance(feed, int) else feed.name: i for i, feed in enumerate(self.feeds)}
         self._reaches = [frozenset(keys[key] for key in reached if key in keys) for reached in trace.reaches]
-        self._reached: dict[Flags, frozenset[int]] = {}
         self.writes = [(target_of(write.target, tree), write) for write in trace.writes]
         self._written, self._carried = written_in_place(self.writes)
         self.views = {i: (Source(*view.base), view) for i, view in capture.views.items()}
