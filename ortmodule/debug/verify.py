@@ -238,15 +238,19 @@ class _RunningMeans(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence = (), kwargs: dict | None = None) -> Any:
         given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | (kwargs or {})
         if (mean := given.get("running_mean")) is not None and given["input"].numel():
-            self.scales[mean.data_ptr()] = given["momentum"] * given["input"].abs().max().item()
+            share = given.get("momentum", given.get("exponential_average_factor", 1.0))  # which cuDNN calls it
+            self.scales[mean.data_ptr()] = share * given["input"].abs().max().item()
         return func(*args, **(kwargs or {}))
 
 
 def running_mean_scales(run: Callable[[Change], Eager]) -> dict[str, float]:
     """How large the numbers are that running means move to the mean of, which may be nothing but rounding of these, by
-    the names of the buffers. ``run`` makes the call in PyTorch."""
-    with _RunningMeans() as means:
-        eager = run(torch.Tensor.detach)
+    the names of the buffers. ``run`` makes the call in PyTorch; empty where it does not bear to be looked at."""
+    try:
+        with _RunningMeans() as means:
+            eager = run(torch.Tensor.detach)
+    except Exception:
+        return {}
     sized = {name: means.scales.get(tensor.data_ptr()) for name, tensor in eager.state.items()}
     return {name: scale for name, scale in sized.items() if scale is not None}
 

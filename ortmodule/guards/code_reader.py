@@ -149,13 +149,16 @@ def is_library(module: Any) -> bool:
 
 def is_librarys(cls: type) -> bool:
     """Is a class one of such a module?"""
+    name = cls.__module__
     for part in vars(cls).values():
-        if isinstance(part, types.FunctionType) and part.__globals__.get("__name__", _NAMELESS) == cls.__module__:
+        if isinstance(part, types.FunctionType) and part.__globals__.get("__name__", _NAMELESS) == name:
             return is_library(module_of(part.__globals__))
-    module = sys.modules.get(cls.__module__)
+    if not isinstance(name, str):  # a class may say anything
+        return True
+    module = sys.modules.get(name)
     if module is None:
-        return cls.__module__.partition(".")[0] in ("torch", "ortmodule")
-    return is_library(module) if cls.__module__ != _NAMELESS else not is_made_by_statement(cls)
+        return name.partition(".")[0] in ("torch", "ortmodule")
+    return is_library(module) if name != _NAMELESS else not is_made_by_statement(cls)
 
 
 def is_users_function(function: types.FunctionType) -> bool:
