@@ -42,11 +42,22 @@ def test_put_back(kind):
 
 
 def test_torchs_alone():
-    states = rng_state.States(others=False)
+    states = rng_state.States(())
     first, others = torch.rand(2), random.random()
+    assert states.moved() == []
     states.put_back()
     assert torch.equal(torch.rand(2), first)
     assert random.random() != others
+
+
+def test_those_that_are_asked_for():
+    """NumPy's here, and not Python's."""
+    generator = numpy.random.RandomState(1)
+    states = rng_state.States([generator])
+    number, other = generator.rand(), random.random()
+    assert states.moved() == [generator]
+    states.put_back()
+    assert states.moved() == [] and generator.rand() == number and random.random() != other
 
 
 def test_found_are_those_that_were_alive():
