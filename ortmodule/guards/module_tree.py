@@ -63,7 +63,7 @@ class Tree(Inventory):
         self.attributes = Attributes(self.modules)
         self.hooks = ModuleHooks(module, self.modules, self.sharded, self.parallel)
         self.caches = Caches()
-        self.globals = globals_of(map(type, self.modules.values()))
+        self.globals = globals_of(map(type, self.modules.values()))  # held here, so that captures find their caches
         self.may_fill = False  # may PyTorch run a call that fills a cache, before anything is captured?
         self.fills = 0  # such calls
         self.changes = 0  # how often the module has got other submodules or parameters

@@ -62,6 +62,13 @@ class Modes:
             yield
 
 
+def drawing_overloads(name: str) -> list[Any]:
+    """The overloads of an ATen operator that draw random numbers."""
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [getattr(packet, each) for each in packet.overloads()] if packet is not None else []
+    return [each for each in overloads if torch.Tag.nondeterministic_seeded in each.tags]
+
+
 @dataclass
 class Spent:
     """Calls, and the seconds of their forward; how many of them returned tensors of sizes that were not known before,
@@ -119,9 +126,7 @@ class Node:
     @functools.cached_property
     def draws(self) -> bool:
         """Does one of its operators draw random numbers?"""
-        packets = [getattr(torch.ops.aten, name.rpartition("::")[2], None) for name in self.aten]
-        overloads = [getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads()]
-        return any(torch.Tag.nondeterministic_seeded in each.tags for each in overloads)
+        return any(drawing_overloads(name.rpartition("::")[2]) for name in self.aten)
 
     def run(
         self, given: Sequence[torch.Tensor], inputs: Any = None, generators: Sequence[torch.Generator] = ()

@@ -24,7 +24,7 @@ from ortmodule.core.onnx_utils import OF_SIZES, drawing, without_dead
 from ortmodule.core.torch_private import DispatchKey, TorchDispatchMode, decomposition_table
 from ortmodule.engine.session import Session
 from ortmodule.guards.module_tree import Tree
-from ortmodule.host.host_node import DryCalls, Known, Node
+from ortmodule.host.host_node import DryCalls, Known, Node, drawing_overloads
 from ortmodule.host.met_calls import recording
 from ortmodule.host.passed_calls import Passed
 from ortmodule.lowering import draws
@@ -262,13 +262,8 @@ class ReplayMode(TorchDispatchMode):
 
 def _is_composed(name: str) -> bool:
     """Is an ATen operator that draws a composition of others, as dropout is?"""
-    packet = getattr(torch.ops.aten, name, None)
-    overloads = [getattr(packet, each) for each in packet.overloads()] if packet is not None else []
-    return any(
-        torch.Tag.nondeterministic_seeded in each.tags
-        and each.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
-        for each in overloads
-    )
+    composed = DispatchKey.CompositeImplicitAutograd
+    return any(each.has_kernel_for_dispatch_key(composed) for each in drawing_overloads(name))
 
 
 def _sizes(given: dict[str, Any]) -> torch.Size:

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from ortmodule import ORTModule, explain
 from ortmodule.debug.verify import Verifier
+from tests.debug.test_standard_form import Doubled
 from tests.debug.test_verify import check, verifier
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -15,18 +16,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(autouse=True)
 def each_call(monkeypatch):
     monkeypatch.setenv("ORTMODULE_VERIFY", "1")
-
-
-class Doubled(torch.autograd.Function):
-    """PyTorch runs it inside the graph."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
 
 
 class Branch(nn.Module):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ortmodule.core.objects.tensor_copies import cloned, with_attributes
-from ortmodule.core.objects.tensor_memory import memory_of
+from ortmodule.core.objects.tensor_memory import memory_of, version_of
 from ortmodule.core.torch_private import TorchDispatchMode, set_versions, swap_tensors
 
 #: What is not larger is copied at once, in bytes: so any write is found, also one by its address.
@@ -170,7 +170,7 @@ class _State:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self._alias = tensor, tensor.detach()
         self._needs, self._grad_fn = tensor.requires_grad, tensor.grad_fn
-        self._version = None if tensor.is_inference() else tensor._version
+        self._version = version_of(tensor)
         self._history: torch.Tensor | None = None  # the same, from what it was computed
         if self._grad_fn is not None:
             with torch.enable_grad():
@@ -194,7 +194,7 @@ class _State:
             self._put_back_history()
         elif self._grad_fn is None and tensor.requires_grad != self._needs:
             tensor.requires_grad_(self._needs)
-        if self._version is not None and tensor._version != self._version:
+        if version_of(tensor) != self._version:
             set_versions((tensor,), (self._version,))
 
     def _put_back_history(self) -> None:
