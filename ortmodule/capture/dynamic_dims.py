@@ -50,6 +50,9 @@ SMALL, ROWS, WHOLE = range(3)  # how much of a batch is traced
 #: What is tried for another trace with numbers from data: (the step between equal numbers, other sizes and rows).
 MOST_ALIKE = 3  # other sizes that are tried since Python does the same at them
 WAYS = ((DOWN, False), (UP, False), (DOWN, True))
+#: How much larger a counter of calls is in a second trace. Python may do something in every second, fifth or tenth call
+#: alone: the next call takes another way then, and the sixtieth the same.
+FURTHER = (1, 60)
 
 
 _MISSING = object()
@@ -120,7 +123,7 @@ def capture(
             given = forward, module, tree, arguments, sizes.cut(tensors, numbers)
             found = trace(*given, opset, opaque, from_data, high)
             converts |= from_data.met
-            counts[id(found)] = tree.counts(high) | from_data.counts
+            counts[id(found)] = tree.counts(high * from_data.further) | from_data.counts
             return found
         except ExportError as error:
             raise CaptureError(str(error), error.kind) from error
@@ -162,6 +165,8 @@ def _text_of(error: Exception) -> str:
     place = line_of_error(error)
     if "support saved tensor hooks" in first:
         return f"{place} uses a transform of torch.func, through which nothing is traced"
+    if first.startswith("Unsupported value kind: Tensor"):
+        return f"{place} calls an operator inside of torch.vmap that PyTorch's tracer cannot record there"
     return f"{type(error).__name__}: {first}" + (f" (a trace fails at {place})" if place else "")
 
 
@@ -340,13 +345,20 @@ class _Seconds:
         self.tried.add(varied)
         for fixed in (False, True) if self._dims.staying(varied) else (False,):
             self._dims.fixed = fixed
-            for step, otherwise in WAYS:
-                mine = self._numbers.after(self.first.numbers, step)
-                if (other := self._with_numbers(sizes, varied, mine, otherwise)) is not None:
+            for further in FURTHER if self._tree.counters and self.first.data_reads else FURTHER[:1]:
+                if (other := self._in_some_way(sizes, varied, further)) is not None:
                     self._dims.kept = fixed
                     return other
-                if not self.first.numbers or not (mine.changed or self._failed):
-                    break
+        return None
+
+    def _in_some_way(self, sizes: Sizes, varied: frozenset[Dim], further: int) -> Trace | None:
+        """The same. ``further``: how much larger counters of calls are."""
+        for step, otherwise in WAYS:
+            mine = self._numbers.after(self.first.numbers, step, further)
+            if (other := self._with_numbers(sizes, varied, mine, otherwise)) is not None:
+                return other
+            if not self.first.numbers or not (mine.changed or self._failed):
+                break
         return None
 
     def _with_numbers(self, sizes: Sizes, varied: frozenset[Dim], mine: Numbers, otherwise: bool) -> Trace | None:

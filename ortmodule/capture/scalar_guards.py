@@ -42,6 +42,7 @@ from ortmodule.core.torch_private import (
     TracedValue,
     get_tracing_state,
     get_value_trace,
+    is_vmapped,
     pack_padded_sequence,
     pad_packed_sequence,
     places,
@@ -264,7 +265,7 @@ def _index(recorder: Recorder, tensor: torch.Tensor) -> None:
 
 
 def _count(recorder: Recorder, tensor: torch.Tensor) -> None:
-    if tensor.dim():
+    if tensor.dim() and not is_vmapped(tensor):
         recorder.read(tensor.size(0))
 
 

@@ -51,7 +51,7 @@ def difference(
     values decide what forward does. ``tuning``: measures products before the first of them runs, since what has run in
     a process is not measured any more.
     """
-    with alone(), tree.counted(False, capture.counted):
+    with alone(), tree.counted(0, capture.counted):
         return _difference_alone(capture, forward, arguments, tree, tuning)
 
 

@@ -167,7 +167,8 @@ def _record(
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque), operands, changes), None
         flat.looks = looking
         with (
-            saved_tensors_hooks(saved.pack, saved.unpack), tree.counted(high, numbers.counts) as flat.counters,
+            saved_tensors_hooks(saved.pack, saved.unpack),
+            tree.counted(high * numbers.further, numbers.counts) as flat.counters,
             tree.isolated() as flat.copies, tree.unhooked(), no_collections(),
             scalar_guards.recording() as flat.recorder, flat.mode, function_caches.left_out(), export.tracing(flat),
             untraced_imports(), inlined(), recording_regions(flat.regions), recording_collectives(flat.collectives),

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from ortmodule.capture import scalar_guards
 from ortmodule.capture.call_patches import has_sparse_gradient, recordable
-from ortmodule.capture.calls import named_operators, out_arguments
+from ortmodule.capture.calls import batched_sizes, named_operators, out_arguments
 from ortmodule.capture.effects.filled_caches import may_set_up
 from ortmodule.capture.numbers import numpy_sizes, symbolic_numbers, tensor_facts
 from ortmodule.capture.randomness import chance, drawn_values
@@ -197,6 +197,8 @@ class TraceMode(TorchFunctionMode):
             raise DrawsOperand(f"{scalar_guards.user_line()} computes with a random number")
         if drawn_values.is_among(args):
             function, args, kwargs = drawn_values.given_to_torch(function, args, kwargs or {})
+        if (sizes := batched_sizes.read(function, args, kwargs or {}, self._call)) is not NotImplemented:
+            return sizes
         if not self._looks:
             return self._call(function, args, kwargs)
         self._look(args)

@@ -20,6 +20,7 @@ from ortmodule.core.torch_private import (
     TracedNode,
     TracedValue,
     get_value_trace,
+    is_vmapped,
     set_value_trace,
     untraced,
 )
@@ -74,7 +75,7 @@ _Value = TracedValue
 
 def is_number(tensor: torch.Tensor) -> bool:
     """Is this traced tensor what a trace makes of a Python number, computed from sizes?"""
-    if type(tensor) is not torch.Tensor or tensor.dim():
+    if type(tensor) is not torch.Tensor or tensor.dim() or is_vmapped(tensor):
         return False
     found, open_values = False, [get_value_trace(tensor)]
     while open_values:

@@ -240,6 +240,10 @@ _is_batched = _private(
     "torch._C._functorch.is_legacy_batchedtensor", "are gradients a batch of gradients (is_grads_batched)?",
     "such gradients are an error",
 )  # fmt: skip
+_VMAPPED = "PyTorch runs a module that asks for sizes inside of torch.vmap"
+_is_vmapped = _private("torch._C._functorch.is_batchedtensor", "is a tensor one that torch.vmap has made?", _VMAPPED)
+_vmapped_of = _private("torch._C._functorch.get_unwrapped", "of which tensor has torch.vmap made one?", _VMAPPED)
+_vmapped_dim = _private("torch._C._functorch.maybe_get_bdim", "which dimension does torch.vmap hide?", _VMAPPED)
 _RERUN = "a batch of gradients through random numbers is an error"
 _pop_interpreter = _private(
     "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack", "runs forward again outside of torch.func", _RERUN
@@ -421,6 +425,23 @@ is_batched: Callable[[torch.Tensor], bool] = (lambda tensor: False) if _is_batch
 #: `forward_level()`: the level of `torch.autograd.forward_ad` that is open, whose tangents PyTorch alone computes; -1:
 #: none is. (Where that cannot be told nothing is captured.)
 forward_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level", -1)
+
+
+def is_vmapped(tensor: torch.Tensor) -> bool:
+    """Is it one that `torch.vmap` has made, of which it hides a dimension? The tracer knows no such tensor."""
+    return _is_vmapped is not None and _is_vmapped(tensor)
+
+
+def unbatched(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]] | None:
+    """The tensor that `torch.vmap` has made this one of, and which of its dimensions this one has; None: of none."""
+    if _vmapped_of is None or _vmapped_dim is None or not is_vmapped(tensor):
+        return None
+    places = list(range(tensor.dim()))
+    while is_vmapped(tensor):
+        hidden = _vmapped_dim(tensor)
+        places = [place + (place >= hidden) for place in places]
+        tensor = _vmapped_of(tensor)
+    return tensor, places
 
 
 def uncompiled(function: Any, message: str) -> None:

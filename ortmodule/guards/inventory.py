@@ -250,21 +250,21 @@ class Inventory:
         self._name_slots()
         return True
 
-    def counts(self, otherwise: bool) -> dict[str, float]:
+    def counts(self, further: int) -> dict[str, float]:
         """What :meth:`counted` has for :attr:`counters`."""
-        return {slot.name: slot.get().item() + otherwise for slot in self.counters}
+        return {slot.name: slot.get().item() + further for slot in self.counters}
 
     @contextmanager
     def counted(
-        self, otherwise: bool, values: Mapping[str, float] = MappingProxyType({})
+        self, further: int, values: Mapping[str, float] = MappingProxyType({})
     ) -> Iterator[dict[str, torch.Tensor]]:
-        """Inside, :attr:`counters` are always these tensors: of ``values`` by their names, of those of now, or of
-        other ones (``otherwise``)."""
+        """Inside, :attr:`counters` are always these tensors: of ``values`` by their names, or of numbers that are
+        larger by ``further`` than those of now."""
         held: dict[str, torch.Tensor] = {}
         with ExitStack() as stack:
             for slot in self.counters:
                 assert isinstance(slot.holder, NumberAttributes) and isinstance(slot.key, str)
-                number = slot.holder.held(slot.key, values.get(slot.name), int(otherwise))
+                number = slot.holder.held(slot.key, values.get(slot.name), further)
                 held[slot.name] = stack.enter_context(number)
             yield held
 

@@ -52,13 +52,15 @@ def tracing(module: nn.Module) -> Iterator[None]:
     setup_trace_module_map(module, False)
     tracer._trace_module_map.update(_names_in_containers(module))
     before, EXPORTER_GLOBALS.in_onnx_export = EXPORTER_GLOBALS.in_onnx_export, True
+    # Else the tracer copies what an autograd function does into its node, and fails where a tensor comes in a list.
+    inlining, EXPORTER_GLOBALS.autograd_inlining = EXPORTER_GLOBALS.autograd_inlining, False
     try:
         with _quiet():
             # A cached cast of a weight would become a constant.
             torch.set_autocast_cache_enabled(False)
             yield
     finally:
-        EXPORTER_GLOBALS.in_onnx_export = before
+        EXPORTER_GLOBALS.in_onnx_export, EXPORTER_GLOBALS.autograd_inlining = before, inlining
         reset_trace_module_map()
 
 

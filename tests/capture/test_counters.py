@@ -132,3 +132,22 @@ def test_decision_by_a_count():
     for _ in range(7):
         torch.testing.assert_close(ours(torch.ones(2, 4)), eager(torch.ones(2, 4)))
     assert ours.step == eager.step == 7
+
+
+SPECIAL = {
+    "odd": lambda n: n % 2,
+    "every tenth": lambda n: n % 10 == 0,
+    "not every fourth": lambda n: bool(n % 4),
+}
+
+
+@each("name", SPECIAL, ("odd",))
+def test_decision_by_a_rest(name):
+    """Of every second or tenth call: the call behind it takes another way, and is no reason to refuse both."""
+    module = Counter(lambda h, n: h * 2 if SPECIAL[name](n) else h)
+    ours, reference = ORTModule(copy.deepcopy(module)), module
+    for _ in range(22):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(ours(x), reference(x))
+    assert ours.step == reference.step
+    assert explain(ours).fallback is None and explain(ours).exports == 2

@@ -23,6 +23,12 @@ def test_in_place(name, writes):
     assert is_in_place(name) is writes
 
 
+@pytest.mark.parametrize("name", [name for name in dir(torch.Tensor) if name.startswith("__i")])
+def test_operators_in_place(name):
+    """Of a tensor: those that Python has one of without the letter."""
+    assert is_in_place(name) is hasattr(torch.Tensor, name.replace("__i", "__", 1))
+
+
 def test_data():
     data = torch.Tensor.data
     assert is_of_data(data.__get__, "__get__") and is_of_data(data.__set__, "__set__")

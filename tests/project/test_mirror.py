@@ -55,7 +55,6 @@ THROUGH = {
     "guards/writes/holders.py": "capture/test_hidden_containers.py",
     "guards/writes/surroundings.py": "capture/test_side_effects.py",
     "hf.py": "integrations/test_hf.py",
-    "host/autograd_functions.py": "host/test_host_node.py",
     "host/collectives.py": "distributed/test_distributed.py",
     "host/mesh_layouts.py": "distributed/test_distributed.py",
     "host/met_calls.py": "host/test_opaque_regions.py",

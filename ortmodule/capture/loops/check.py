@@ -84,7 +84,7 @@ class LoopCheck:
             with (
                 self._tree.isolated(), self._tree.unhooked(), only_pytorch(), alone(),
                 saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing),
-                self._tree.counted(False, self._capture.numbers_at(given)), as_traced(),
+                self._tree.counted(0, self._capture.numbers_at(given)), as_traced(),
             ):  # fmt: skip
                 self._tree.put_counters()
                 return _nodes_behind(self._capture.trace.eager(self._forward, self._arguments, given))

@@ -67,7 +67,8 @@ class Numbers:
     """What one trace does with numbers from data.
 
     ``first``: what an earlier trace has taken. Where this one would take the same, another value stands in: one that
-    differs by ``step``. ``changed``: that has happened.
+    differs by ``step``. ``changed``: that has happened. ``further``: how much larger attributes that count calls are in
+    a second trace than in the first.
     """
 
     symbolic: bool = True  # otherwise they are compared in every run
@@ -78,10 +79,11 @@ class Numbers:
     changed: bool = False
     met: bool = False  # in one of the traces
     counts: Mapping[str, float] = field(default_factory=dict)  # attributes that are other numbers in this trace
+    further: int = 1
 
-    def after(self, first: list[list[Any]], step: int) -> Numbers:
+    def after(self, first: list[list[Any]], step: int, further: int = 1) -> Numbers:
         """For a trace that is to differ from an earlier one, which has taken ``first``."""
-        return replace(self, first=first, step=step)
+        return replace(self, first=first, step=step, further=further)
 
     def begin(self) -> None:
         """A trace begins."""

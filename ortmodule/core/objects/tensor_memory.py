@@ -28,6 +28,10 @@ def is_of_data(function: Any, name: str) -> bool:
     return getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == name
 
 
+#: Methods of tensors whose names begin as those of operators in place do.
+_NOT_IN_PLACE = frozenset(["__index__", "__init__", "__init_subclass__", "__int__", "__invert__", "__iter__"])
+
+
 def is_in_place(name: str) -> bool:
     """Is a function of this name one that changes its first operand: `add_`, `__iadd__`?"""
-    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+    return (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name not in _NOT_IN_PLACE)

@@ -1,0 +1,78 @@
+"""Functions that forward maps over a batch by torch.vmap: PyTorch's results and gradients, from the engine."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ortmodule import ORTModule, explain
+from tests.selection import each
+
+v = torch.vmap
+
+
+def padding_mask(x):
+    """As transformers makes its masks: a function of indices, mapped over each of them."""
+
+    def allowed(row, query, key):
+        return (query >= key) & (row >= 0)
+
+    for dims in ((None, None, 0), (None, 0, None), (0, None, None)):
+        allowed = v(allowed, in_dims=dims)
+    return (x[:, None] * allowed(*map(torch.arange, (x.shape[0], x.shape[1], x.shape[1]))).to(x.dtype)).sum(-1)
+
+
+FUNCTIONS = {
+    "scale, twice": lambda x: v(v(lambda a: a * 2))(x),
+    "function, twice": lambda x: v(v(lambda a: torch.sin(a) + a.pow(2)))(x),
+    "outer": lambda x: v(v(lambda a, b: a * b, in_dims=(None, 0)), in_dims=(0, None))(x[:, 0], x[0]),
+    "size": lambda x: v(lambda a: a * a.size(0))(x),
+    "size by name": lambda x: v(lambda a: a * a.size(dim=-1))(x),
+    "shape": lambda x: v(lambda a: a.view(a.shape[0], 1)[:, 0] * a.shape[-1])(x),
+    "length": lambda x: v(lambda a: a / len(a))(x),
+    "count": lambda x: v(lambda a: a / a.numel() / torch.numel(a))(x),
+    "over columns": lambda x: v(lambda a: a.cumsum(0) * a.shape[0], in_dims=1, out_dims=1)(x),
+    "shape, twice": lambda x: v(v(lambda a: (a.view(1, *a.shape) + a.shape[0]).mean()))(x[..., None].expand(-1, -1, 3)),
+    "arange": lambda x: v(lambda a, i: a + torch.arange(a.shape[0]) * i)(x, torch.arange(x.shape[0])),
+    "new zeros": lambda x: v(lambda a: a.new_zeros(a.shape) + a)(x),
+    "chunks": lambda x: v(lambda a: a * a.size(0), chunk_size=2)(x),
+    "mask": padding_mask,
+}  # fmt: skip
+
+
+class Model(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.last, self.function = nn.Linear(4, 4), nn.Linear(4, 4), function
+
+    def forward(self, x):
+        return self.last(self.function(self.first(x)))
+
+
+def compare(function):
+    torch.manual_seed(0)
+    eager = Model(function)
+    ours = ORTModule(copy.deepcopy(eager))
+    for rows in (3, 5, 3):
+        x = torch.randn(rows, 4)
+        results = [module(x) for module in (ours, eager)]
+        torch.testing.assert_close(*results)
+        for module, result in zip((ours, eager), results, strict=True):
+            module.zero_grad()
+            result.square().sum().backward()
+        for mine, wanted in zip(ours.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, wanted.grad)
+    assert explain(ours).fallback is None
+
+
+@each("name", FUNCTIONS, ("shape, twice", "mask"))
+def test_mapped(name):
+    compare(FUNCTIONS[name])
+
+
+def test_what_the_tracer_cannot_record():
+    eager = Model(lambda x: v(lambda a: torch.stack(a.unbind()))(x))
+    ours, x = ORTModule(copy.deepcopy(eager)), torch.randn(3, 4)
+    with pytest.warns(UserWarning, match=r"test_batched_sizes\.py:\d+ calls an operator inside of torch\.vmap"):
+        torch.testing.assert_close(ours(x), eager(x))
