@@ -225,6 +225,8 @@ class TraceMode(TorchFunctionMode):
         where = f"{scalar_guards.user_line()} puts other data into a tensor (x.data = ...)"
         if not isinstance(value, torch.Tensor) or (tensor.dtype, tensor.shape) != (value.dtype, value.shape):
             raise NotTraceable(f"{where}, of another type or shape")
+        if _is_same(tensor, value):  # as `layer.to(dtype)` does where the layer is of that type
+            return
         if memory_of(tensor) in self._parameters:
             text = f"{where}, which {CHANGES_PARAMETER} that holds it"
             if not tensor.requires_grad:
@@ -373,6 +375,13 @@ def _let_go_of_indices() -> None:
     would get into the next graph, when theirs has been freed."""
     zero = torch.zeros(1)
     zero[0], zero[0:1]
+
+
+def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Are these, of one type and shape, the same elements in memory?"""
+    with untraced():
+        places = [(t.storage_offset(), t.stride()) for t in (tensor, other)]
+    return memory_of(tensor) == memory_of(other) != 0 and places[0] == places[1]
 
 
 def _is_plain_index(index: Any) -> bool:

@@ -272,3 +272,40 @@ class Within(nn.Module):
 def test_sparse_gradients_elsewhere(make):
     torch.manual_seed(0)
     compare(make().double(), indices(2, 5, 1, 5))
+
+
+SAME = {
+    "layer.to(dtype)": lambda m, x: setattr(m, "first", m.first.to(torch.float32)),
+    "self.to(dtype)": lambda m, x: m.to(x.dtype),
+    "layer.float()": lambda m, x: m.first.float(),
+    "layer.to(device)": lambda m, x: m.first.to(x.device),
+    "parameter": lambda m, x: setattr(m.first.weight, "data", m.first.weight.data),
+    "buffer": lambda m, x: setattr(m.scale, "data", m.scale.data.to(x.dtype)),
+}
+
+
+class Same(nn.Module):
+    """Puts the data into its tensors that they have, as transformers' routers do (`self.classifier.to(self.dtype)`)."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.first, self.last, self.change = nn.Linear(4, 4), nn.Linear(4, 4), change
+        self.register_buffer("scale", torch.full((4,), 2.0))
+
+    def forward(self, x):
+        self.change(self, x)
+        return self.last(self.first(x)) * self.scale
+
+
+@each("name", SAME, ("layer.to(dtype)",))
+def test_the_data_that_there_is(name):
+    torch.manual_seed(0)
+    eager = Same(SAME[name])
+    ours = ORTModule(copy.deepcopy(eager))
+    for rows in (3, 5, 3):  # the gradients of the steps before are there
+        x = torch.randn(rows, 4)
+        for module in (ours, eager):
+            module(x).square().sum().backward()
+        for mine, wanted in zip(ours.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, wanted.grad)
+    assert explain(ours).fallback is None and explain(ours).exports == 1
