@@ -166,7 +166,7 @@ def _text_of(error: Exception) -> str:
     if "support saved tensor hooks" in first:
         return f"{place} uses a transform of torch.func, through which nothing is traced"
     if first.startswith("Unsupported value kind: Tensor"):
-        return f"{place} calls an operator of a tensor that PyTorch's tracer does not know: sparse, nested or of torch.vmap"
+        return f"{place} calls an operator of a tensor that no tracer of torch knows: sparse, nested or of torch.vmap"
     return f"{type(error).__name__}: {first}" + (f" (a trace fails at {place})" if place else "")
 
 
