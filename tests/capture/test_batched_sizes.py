@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
-from ortmodule import ORTModule, explain
+from ortmodule import ORTModule
 from tests.selection import each
+from tests.twins import both, made, rows, step
 
 v = torch.vmap
 
@@ -41,38 +41,17 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
-class Model(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.first, self.last, self.function = nn.Linear(4, 4), nn.Linear(4, 4), function
-
-    def forward(self, x):
-        return self.last(self.function(self.first(x)))
-
-
-def compare(function):
-    torch.manual_seed(0)
-    eager = Model(function)
-    ours = ORTModule(copy.deepcopy(eager))
-    for rows in (3, 5, 3):
-        x = torch.randn(rows, 4)
-        results = [module(x) for module in (ours, eager)]
-        torch.testing.assert_close(*results)
-        for module, result in zip((ours, eager), results, strict=True):
-            module.zero_grad()
-            result.square().sum().backward()
-        for mine, wanted in zip(ours.parameters(), eager.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, wanted.grad)
-    assert explain(ours).fallback is None
+def model(function):
+    return made(lambda self, x: self.linear(function(self.linear(x))))
 
 
 @each("name", FUNCTIONS, ("shape, twice", "mask"))
 def test_mapped(name):
-    compare(FUNCTIONS[name])
+    both(model(FUNCTIONS[name]), lambda m: [step(m, rows(n, 4)) for n in (3, 5, 3)])
 
 
 def test_what_the_tracer_cannot_record():
-    eager = Model(lambda x: v(lambda a: torch.stack(a.unbind()))(x))
+    eager = model(lambda x: v(lambda a: torch.stack(a.unbind()))(x))
     ours, x = ORTModule(copy.deepcopy(eager)), torch.randn(3, 4)
     with pytest.warns(UserWarning, match=r"test_batched_sizes\.py:\d+ calls an operator of .* of torch\.vmap"):
         torch.testing.assert_close(ours(x), eager(x))

@@ -1,12 +1,9 @@
 """Autograd functions that take tensors in a list or tuple: nodes of the graph, as those that take tensors alone."""
 
-import copy
-
 import torch
-from torch import nn
 
-from ortmodule import ORTModule, explain
 from tests.selection import each
+from tests.twins import both, made, rows, step
 
 
 class Scale(torch.autograd.Function):
@@ -36,35 +33,17 @@ LISTED = {
 }
 
 
-class Model(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.first, self.last, self.function = nn.Linear(4, 4), nn.Linear(4, 4), function
-
-    def forward(self, x):
-        return self.last(self.function(self.first(x)))
-
-
 @each("name", LISTED, ("size",))
 def test_listed_tensors(name):
-    torch.manual_seed(0)
-    eager = Model(LISTED[name])
-    ours = ORTModule(copy.deepcopy(eager))
-    for rows in (3, 5, 3):
-        x = torch.randn(rows, 4)
-        results = [module(x) for module in (ours, eager)]
-        torch.testing.assert_close(*results)
-        for module, result in zip((ours, eager), results, strict=True):
-            module.zero_grad()
-            result.square().sum().backward()
-        for mine, wanted in zip(ours.parameters(), eager.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, wanted.grad)
-    assert explain(ours).fallback is None
+    module = made(lambda self, x: self.linear(LISTED[name](self.linear(x))))
+    both(module, lambda m: [step(m, rows(n, 4)) for n in (3, 5, 3)])
 
 
 def test_mapped_function():
     """As `torch.vmap` maps the masks of flex attention: indices in a list, and no gradient."""
-    eager = Model(lambda x: x + torch.vmap(lambda a, i: Scale.apply(a, [i]))(x.detach(), torch.arange(x.shape[0])))
-    ours, x = ORTModule(copy.deepcopy(eager)), torch.randn(3, 4)
-    torch.testing.assert_close(ours(x), eager(x))
-    assert explain(ours).fallback is None
+
+    def forward(self, x):
+        mapped = torch.vmap(lambda a, i: Scale.apply(a, [i]))(x.detach(), torch.arange(x.shape[0]))
+        return self.linear(x) + mapped
+
+    both(made(forward), lambda m: step(m, rows(3, 4)))
