@@ -9,6 +9,8 @@ through several nodes.
 import os
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 #: A sanitized build has no fused multiply-add: its sums are a little less exact.
 SANITIZED = "asan" in os.environ.get("LD_PRELOAD", "")
@@ -37,6 +39,24 @@ def largest(expected):
     finite = (finite if finite.is_complex() else finite.double()).abs()
     finite = finite[finite.isfinite()]
     return finite.max().item() if finite.numel() else 0.0
+
+
+class Rounding(TorchDispatchMode):
+    """What operators of PyTorch give in float64 is off by a rounding in a type of that ``epsilon``, up or down at
+    random: how far such roundings move the results of a computation, however much cancels on the way."""
+
+    def __init__(self, seed, epsilon):
+        super().__init__()
+        self.generator, self.by = torch.Generator().manual_seed(seed), epsilon / 2
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        return found if func.is_view or func.namespace != "aten" else tree_map_only(torch.Tensor, self._rounded, found)
+
+    def _rounded(self, x):
+        if x.dtype != torch.float64:
+            return x
+        return x * (1 + self.by * (2.0 * torch.randint(2, x.shape, generator=self.generator, dtype=x.dtype) - 1))
 
 
 def bounds(expected, relative, share, most=1.0):

@@ -1,11 +1,16 @@
 """Sums of what a chain computes, added up by its own kernel on the emulated GPU: compiled, and interpreted."""
 
+import math
+
 import onnx
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from ortmodule import _core
 from ortmodule.engine.session import Session
+from tests.cuda.test_chains import chains
 from tests.cuda.test_compiled_chains import nvrtc  # noqa: F401  (a fixture)
 from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
 from tests.ops.harness import ONNX_TYPE, dtype_name
@@ -136,3 +141,24 @@ def test_what_stays_apart(driver, shape, row):  # noqa: F811
     reference = torch.amax if row[0] == "ReduceMax" else torch.sum
     text = check(torch.float32, [shape, shape[-1:]], [*CHAIN, row], reference=reference, axes=axes)
     assert f"{row[0]}(" in text and "FusedReduce" not in text
+
+
+@settings(max_examples=60, deadline=None)
+@given(chain=chains(sizes=((1, 5, 40), (8, 64, 96))), data=st.data())
+def test_sums_in_drawn_chains(chain, data):
+    """Totals of a chain's values are no farther off than adding up these numbers may be."""
+    kind, shapes, rows, outputs = chain
+    (name, *_), axes = outputs, data.draw(st.sampled_from([(0,), (1,), (0, 1)]))
+    operands = [placed(shape, kind, 0, i) for i, shape in enumerate(shapes)]
+    of, terms = made(kind, operands, [*rows, total(axes, of=name)], ["s", name]), math.prod(shapes[0])
+    (_, t), text = run(of, operands, ["pointwise_fusion"])
+    assert "Fused" not in text
+    (s, same), text = run(of, operands)
+    torch.testing.assert_close(same, t, rtol=0, atol=0, equal_nan=True)
+    assume("FusedReduce" in text)
+    exact = t.double().sum(axes, keepdim=True)
+    added = torch.finfo(torch.float64 if kind == torch.float64 else torch.float32).eps
+    allowed = terms * added * t.double().abs().sum(axes, keepdim=True) + torch.finfo(kind).eps * exact.abs()
+    known = exact.isfinite() & (allowed < torch.finfo(kind).max)  # no partial sum overflows
+    assert ((s.double() - exact).abs() <= allowed)[known].all()
+    assert not s[exact.isnan()].isfinite().any()
