@@ -42,7 +42,7 @@ from ortmodule.lowering.draws import OUT_OF_PLACE
 from ortmodule.lowering.traced_tensors import dtype_of as known_dtype
 from ortmodule.lowering.traced_tensors import sizes_of
 from ortmodule.lowering.type_promotion import promote, takes_a_wide_factor
-from ortmodule.lowering.uninitialized import check_written
+from ortmodule.lowering.uninitialized import EMPTY, check_written
 
 MOST_ROUNDS = 4  # definitions that use operators which need a definition
 
@@ -91,12 +91,12 @@ def _all_out_of_place(graph: TracedGraph, but: Sequence[str]) -> None:
 
 def _out_of_place(graph: TracedGraph, node: TracedNode) -> None:
     """`x.f_(...)` becomes `x.copy_(x.f(...))`, which the exporter can say, also where x is a part of something. Of an
-    input it cannot; nodes that read that later read the result anyway."""
+    input, or of memory that nothing has written, it cannot; nodes that read that later read the result anyway."""
     target, dtype = next(node.inputs()), dtype_of(node.output())
     with graph.insert_point_guard(node):
         kind = OUT_OF_PLACE.get(node.kind(), node.kind().removesuffix("_"))
         computed = graph.insertNode(graph.create(kind, list(node.inputs()), 1))
-        if target.node().kind() == "prim::Param":
+        if target.node().kind() == "prim::Param" or target.node().kind() in EMPTY:
             kind, operands = "aten::to", [computed.output(), *map(graph.insertConstant, (dtype, False, False, None))]
         else:
             kind, operands = "aten::copy_", [target, computed.output(), graph.insertConstant(False)]
@@ -270,7 +270,7 @@ def _trace(
     """Of ones; of zeros where ones are no indices. ``asks``: what it does may depend on who needs a gradient."""
     for filler in fillers:
         examples = [
-            torch.full(sizes_of(v), filler, dtype=dtype_of(v)).requires_grad_(asks and v.requires_grad())
+            torch.full(sizes_of(v), filler, dtype=dtype_of(v)).requires_grad_(v.requires_grad())
             for v in tensors
         ]
         try:

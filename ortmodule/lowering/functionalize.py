@@ -52,6 +52,12 @@ _ASSIGNMENTS = {"aten::copy_", "aten::fill_"}
 _SLICES = {"select", "slice"}
 #: Change what a tensor looks like, not what is in it.
 _RESHAPED = {f"aten::{name}_" for name in ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze")}
+#: `x &= y` has a name of its own.
+_BITS = {
+    "aten::__iand__": "aten::bitwise_and_", "aten::__ior__": "aten::bitwise_or_",
+    "aten::__ixor__": "aten::bitwise_xor_", "aten::__ilshift__": "aten::bitwise_left_shift_",
+    "aten::__irshift__": "aten::bitwise_right_shift_",
+}  # fmt: skip
 #: They look at no elements.
 _SIZES = {"aten::size", "aten::numel", "aten::dim", "aten::is_floating_point", "aten::is_complex"}
 _SAME_ORDER = {
@@ -116,8 +122,9 @@ def _say_by_views(graph: TracedGraph, node: TracedNode) -> None:
             made = graph.insertNode(graph.create("aten::diagonal", [operands[0], *numbers], 1))
             made.output().inferTypeFrom(_like(operands[0]).diagonal())
             written = graph.create("aten::fill_", [made.output(), operands[1]], 1)
-        elif node.kind() in _RESHAPED:
-            made = graph.insertNode(graph.create(node.kind().removesuffix("_"), operands, 1))
+        elif node.kind() in _RESHAPED or node.kind() in _BITS:
+            kind = _BITS.get(node.kind(), node.kind().removesuffix("_"))
+            made = graph.insertNode(graph.create(kind, operands, 1))
             made.copyMetadata(node)
             made.output().setType(node.output().type())
             node.output().replaceAllUsesWith(made.output())

@@ -338,9 +338,24 @@ def _searchsorted(
     return before.sum(-1).int() if narrow else before.sum(-1)
 
 
-@defines("aten::addr")
-def _addr(x: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
-    return beta * x + alpha * (a.unsqueeze(1) * b)
+def _added(x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    """Where beta is 0, x may hold anything: `torch.empty`, NaN."""
+    product = product if alpha == 1 else alpha * product
+    return product if beta == 0 and not x.requires_grad else beta * x + product
+
+
+@defines("aten::addmm", "aten::baddbmm")
+def _product(x: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    if beta != 0 or x.requires_grad:
+        raise Keep
+    return _added(x, a @ b, beta, alpha)
+
+
+DEFINITIONS |= {
+    "aten::addbmm": lambda x, a, b, beta=1, alpha=1: _added(x, (a @ b).sum(0), beta, alpha),
+    "aten::addmv": lambda x, a, b, beta=1, alpha=1: _added(x, a @ b, beta, alpha),
+    "aten::addr": lambda x, a, b, beta=1, alpha=1: _added(x, a.unsqueeze(1) * b, beta, alpha),
+}
 
 
 @defines("aten::linalg_vecdot")
@@ -368,7 +383,6 @@ def _extreme(a: Tensor, b: Tensor, first: Any) -> Tensor:
 DEFINITIONS |= {
     "aten::fmax": lambda a, b: _extreme(a, b, a >= b),
     "aten::fmin": lambda a, b: _extreme(a, b, a <= b),
-    "aten::addbmm": lambda x, a, b, beta=1, alpha=1: beta * x + alpha * (a @ b).sum(0),
     "aten::hstack": lambda tensors: torch.cat(tensors, 1 if tensors[0].dim() > 1 else 0),
     "aten::nansum": lambda x, dim=None, keepdim=False, dtype=None: _sum(
         x.masked_fill(x.isnan(), 0), dim, keepdim, dtype
