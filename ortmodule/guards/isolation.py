@@ -27,7 +27,7 @@ from ortmodule.guards.sharding.sharded import SHARDING_STATE
 #: Dictionaries inside a module that are restored one level deeper than its attributes.
 _INNER = ("_parameters", "_buffers", "_modules")
 #: Attributes that every module has.
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def _frozen(tensor: torch.Tensor) -> nn.Parameter:
@@ -131,7 +131,7 @@ class Contents:
         self.inner = {name: dict(module.__dict__[name]) for name in _INNER}
         self.inside: dict[str, Description | None] = {}
         for name, value in self.attributes.items():
-            if name in _OF_EVERY_MODULE or name.startswith(SHARDING_STATE):
+            if name in OF_EVERY_MODULE or name.startswith(SHARDING_STATE):
                 continue
             if not isinstance(value, (torch.Tensor, *CONSTANTS)):
                 self.inside[name] = _describe_once(value, names, known)

@@ -270,8 +270,7 @@ def _trace(
     """Of ones; of zeros where ones are no indices. ``asks``: what it does may depend on who needs a gradient."""
     for filler in fillers:
         examples = [
-            torch.full(sizes_of(v), filler, dtype=dtype_of(v)).requires_grad_(v.requires_grad())
-            for v in tensors
+            torch.full(sizes_of(v), filler, dtype=dtype_of(v)).requires_grad_(v.requires_grad()) for v in tensors
         ]
         try:
             with (

@@ -51,8 +51,7 @@ def check_written(graph: TracedGraph) -> None:
 
 
 def _ignores_it(node: TracedNode) -> bool:
-    """Is it a product that nothing of its first operand is added to, as diffusers' `torch.baddbmm(torch.empty(...), q, k,
-    beta=0)`?"""
+    """Is nothing of its first operand added to a product: `torch.baddbmm(torch.empty(...), q, k, beta=0)`?"""
     return node.kind() in _ADDED_PRODUCTS and node.inputsAt(3).toIValue() == 0
 
 

@@ -18,6 +18,7 @@ from ortmodule.core.objects.tensor_memory import version_of
 from ortmodule.core.torch_private import forward_level, is_batched, keeps_graph, outside_transforms, peek_transform
 from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
 from ortmodule.runtime.calls import capture_budget
+from ortmodule.runtime.calls.state_before import StateBefore
 from ortmodule.runtime.double_backward import RecomputableGraph
 from ortmodule.runtime.executable import Executable, Executables, Flags
 from ortmodule.runtime.tensors.result_hooks import WatchedResults
@@ -42,7 +43,7 @@ class ForwardGraph(RecomputableGraph, Protocol):
     keeps_memory: bool  # that a step is done with
 
     def recomputed(
-        self, call: Any, tensors: Sequence[torch.Tensor], seed: int, generator: Any
+        self, call: Any, tensors: Sequence[torch.Tensor], seed: int, before: Any
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]: ...
     def reached(self, grads: Flags) -> Container[int]: ...  # the inputs with a gradient in PyTorch
 
@@ -97,12 +98,12 @@ class Pending:
 
     def __init__(
         self, graph: ForwardGraph, executable: Executable, run: Run, call: ForwardCall, held: list, tensors: list,
-        generator: Any = None,
+        before: StateBefore | None = None,
     ) -> None:  # fmt: skip
         """``held``: the tensors that the graph was called with; ``tensors``: those that it was fed, copies of what
-        forward has changed since. ``generator``: the states that nodes of PyTorch's began with."""
+        forward has changed since. ``before``: what else it began with."""
         self.graph, self.executable, self.run, self.call = graph, executable, run, call
-        self.tensors, self.generator = tensors, generator
+        self.tensors, self.before = tensors, before
         self.shown: dict[int, torch.Tensor] = {}  # outputs that the caller sees in another way
         self.watched: WatchedResults | None = None
         self.replaced = False  # what `run` was planned for is not so
@@ -260,15 +261,15 @@ class Pending:
 
     def eager_backward(self, grads: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
         """Gradients that can be differentiated again: through PyTorch, which runs forward once more."""
-        graph = self.graph
+        graph, generators = self.graph, self.before and self.before.generators
         self._check_versions()
-        if self.run.seed_there is not None or (self.run.calls is not None and self.generator is None):
+        if self.run.seed_there is not None or (self.run.calls is not None and generators is None):
             raise StateError(
                 "ORTModule: PyTorch cannot compute these gradients: the forward was captured into a CUDA graph, and "
                 "only that knows which random numbers it drew"
             )
         with outside_transforms():
-            made, stands = graph.recomputed(self.call, self.tensors, self.run.seed, self.generator)
+            made, stands = graph.recomputed(self.call, self.tensors, self.run.seed, self.before)
         there = [i for i, grad in zip(graph.differentiable, grads, strict=True) if grad is not None]
         given = [grad for grad in grads if grad is not None]
         outputs = [made[i] for i in there]

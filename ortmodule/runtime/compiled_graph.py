@@ -35,6 +35,7 @@ from ortmodule.guards.sharding.local_parameters import with_attached
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.calls.capture_budget import MOST_CHANGES, Variant
 from ortmodule.runtime.calls.module_state import ModuleState
+from ortmodule.runtime.calls.state_before import Noted, StateBefore
 from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
 from ortmodule.runtime.executable import Executable, Executables, Flags, Repeated, draw_seed
 from ortmodule.runtime.grad_buckets import EarlyUse, chain, have_hooks, in_a_group
@@ -147,7 +148,7 @@ class CompiledGraph:
         tuning: Tuning | None = None,
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
-        self.modes, self.keeps_memory = ModuleModes(tree), config.keep_memory
+        self.modes, self._noted, self.keeps_memory = ModuleModes(tree), Noted.of(tree, trace), config.keep_memory
         self.variant = Variant("", "", 0)  # the calls that it is for
         self.missed, self.origin = 0, self  # runs that did not hold; the one that stands among the graphs of its key
         self.lengths: OtherLengths | None = None
@@ -311,11 +312,11 @@ class CompiledGraph:
         return bool(self.writes) or any(node.sets or node.changed for node in self.capture.trace.nodes)
 
     def recomputed(
-        self, call: Call, tensors: Sequence[torch.Tensor], seed: int, generator: Any
+        self, call: Call, tensors: Sequence[torch.Tensor], seed: int, before: StateBefore | None
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The graph's outputs for its results, by PyTorch, and what stands for the leaves; arguments as of
         :func:`recomputed_results`."""
-        made, stands = recomputed_results(self, call.forward, call.arguments, call.inputs, tensors, seed, generator)
+        made, stands = recomputed_results(self, call.forward, call.arguments, call.inputs, tensors, seed, before)
         sources = [s for s in self.capture.trace.sources if s.kind != "number"]
         by_key = {s.key: t for s, t in zip(sources, made, strict=True) if s.kind == "graph"}
         return [by_key.get(i, _NO_RESULT) for i in range(self.n_results)], stands
@@ -430,7 +431,7 @@ class CompiledGraph:
         if self.missed and self._reads.come_first(self.missed, self.variant.runs):
             self._reads.check_early(shapes, fed)
         grads = self.predicted()
-        use, generator, executables = self._early_use, None, self.executables
+        use, before, executables = self._early_use, None, self.executables
         early = use.large and use.finds([tensors[i] for i in self.leaves])
         executable = executables.plans.get(step := (shapes, grads, (), False))
         if executable is not None and executable.ready:
@@ -439,7 +440,7 @@ class CompiledGraph:
         elif self.session.known is None:
             executable, run = executables.start(shapes, grads, fed, use.joint)
         else:
-            executable, run, generator = self._start_with_host(shapes, grads, fed, inputs, call.generators)
+            executable, run, before = self._start_with_host(shapes, grads, fed, inputs, call.generators)
         outputs = run.outputs
         if self._reads.data is not None or (self._reads.size is not None and shapes not in self._reads.known):
             self._reads.check(shapes, outputs)
@@ -449,7 +450,9 @@ class CompiledGraph:
         if self.writes or run.writes or self.changed_later:
             kept = self._write(run, inputs, fed)
         if grads is not None:
-            pending = Pending(self, executable, run, call, tensors, kept, generator)
+            if before is None and self._noted is not None:
+                before = StateBefore(self._noted)
+            pending = Pending(self, executable, run, call, tensors, kept, before)
             if self._deferral is not None:
                 pending.shown = self._shown(self._deferral, executable, run, shapes, fed)
             leaves = []
@@ -478,21 +481,21 @@ class CompiledGraph:
     def _start_with_host(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
         generators: Sequence[torch.Generator],
-    ) -> tuple[Executable, Run, Any]:  # fmt: skip
-        """With nodes that PyTorch runs; and the states of the generators before it. ``generators``: torch's, among the
-        caller's arguments."""
+    ) -> tuple[Executable, Run, StateBefore | None]:  # fmt: skip
+        """With nodes that PyTorch runs; and the state before it. ``generators``: torch's, among the caller's
+        arguments."""
         calls, gpu = self.session.calls(), self.executables.gpu
         if calls is not None:
             calls.inputs, calls.generators = self._of_caller(inputs), generators
         seed = draw_seed() if self.is_random else 0
         # torch's generators cannot be read while they are part of a CUDA graph.
         captured = gpu is not None and is_captured(gpu)
-        drawn_from = self.capture.trace.drawn_from
-        generator = rng_state.States(drawn_from) if grads is not None and not captured else None
+        states = rng_state.States(self.capture.trace.drawn_from) if grads is not None and not captured else None
+        before = None if states is None else StateBefore(self._noted, states)
         if self._reads.early is not None:
             self._reads.check_early(shapes, tensors, calls)
         found = self.executables.run_with(shapes, grads, tensors, seed, calls, self._early_use.joint)
-        return *found, generator
+        return *found, before
 
     def _of_caller(self, inputs: Sequence[torch.Tensor]) -> Any:
         """The caller's inputs, by their numbers in the module."""

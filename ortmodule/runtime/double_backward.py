@@ -2,14 +2,15 @@
 
 ``create_graph=True`` wants gradients as functions of what they depend on. The engine gives numbers, so the forward that
 belongs to them runs again in PyTorch: on the inputs, buffers and parameters that it had, in the modes that it ran in,
-with the masks that the engine drew; buffers, attributes and random generators are afterwards as before.
+with the masks that the engine drew, and what it found in attributes that are no operands (`calls/state_before.py`).
+Buffers, attributes and generators are afterwards as before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager, nullcontext
+from typing import Protocol
 
 import torch
 
@@ -26,6 +27,7 @@ from ortmodule.guards.isolation import places_of
 from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.sharding.local_parameters import LocalParameters, attached
 from ortmodule.host.fallback import only_pytorch
+from ortmodule.runtime.calls.state_before import StateBefore
 from ortmodule.runtime.rng_replay import RngReplay, replaying
 
 
@@ -67,14 +69,13 @@ class RecomputableGraph(Protocol):
 
 def recomputed_results(
     graph: RecomputableGraph, forward: Callable, arguments: pytree.Structure, inputs: Sequence[torch.Tensor],
-    tensors: Sequence[torch.Tensor], seed: int, generator: Any = None,
+    tensors: Sequence[torch.Tensor], seed: int, before: StateBefore | None = None,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
     """The tensors of what ``forward`` returns for ``inputs``, in the order of the graph's sources; and what stands for
     leaves.
 
-    ``tensors``: what the graph was fed, as it was before the forward; ``seed``: of its run; ``generator``: the states
-    of the generators that nodes draw from which PyTorch runs. What stands for a leaf is a view of it: gradients with
-    respect to it pass no hooks of the caller's.
+    ``tensors``: what the graph was fed, as it was before the forward; ``seed``: of its run. What stands for a leaf is a
+    view of it: gradients with respect to it pass no hooks of the caller's.
 
     Raises RuntimeError when the module has changed, or draws numbers that cannot be drawn again.
     """
@@ -82,25 +83,24 @@ def recomputed_results(
         raise StateError("create_graph=True: forward changes an argument in place, and the result carries a gradient")
     if any(node.generators for node in graph.capture.trace.nodes):
         raise StateError("create_graph=True: forward draws from a torch.Generator, which cannot be done again")
-    tree: Tree = graph.tree
-    tree.attributes.look(tree.described_names())
-    if (name := graph.guards.broken_name()) is not None:
-        raise StateError(f"create_graph=True: the attribute {name} of the module was changed since its forward")
     feeds = dict(zip(graph.session.inputs, tensors, strict=True))
+    tree: Tree = graph.tree
     try:
         values = RngReplay(graph.capture.model, graph.session.known).of({n: t.detach() for n, t in feeds.items()}, seed)
         masks = replaying(tree, graph.capture.trace.nodes, values)
-        with tree.isolated() as copies, graph.modes.set(), only_pytorch(), masks:
-            if generator is not None:
-                generator.put_back()
-            given = _inputs(graph, inputs, tensors)
-            given_leaves = list(given)
-            for feed in [graph.feeds[i] for i in graph.leaves if i in graph.pairs]:
-                if isinstance(feed, int):
-                    given_leaves[feed] = as_pairs(given[feed])
-                    given[feed] = torch.view_as_complex(given_leaves[feed])
-            stands = _replace_state(graph, tree, copies, tensors)
-            results = graph.capture.trace.eager(forward, arguments, given)
+        with before.there() if before is not None else nullcontext():
+            _check_unchanged(graph)
+            with tree.isolated() as copies, graph.modes.set(), only_pytorch(), masks:
+                if before is not None:
+                    before.put_back()
+                given = _inputs(graph, inputs, tensors)
+                given_leaves = list(given)
+                for feed in [graph.feeds[i] for i in graph.leaves if i in graph.pairs]:
+                    if isinstance(feed, int):
+                        given_leaves[feed] = as_pairs(given[feed])
+                        given[feed] = torch.view_as_complex(given_leaves[feed])
+                stands = _replace_state(graph, tree, copies, tensors)
+                results = graph.capture.trace.eager(forward, arguments, given)
     except Incomparable as error:
         raise StateError(f"create_graph=True through random numbers that cannot be drawn again: {error}") from error
     leaves = []
@@ -108,6 +108,12 @@ def recomputed_results(
         feed = graph.feeds[i]
         leaves.append(given_leaves[feed] if isinstance(feed, int) else stands[feed])
     return results, leaves
+
+
+def _check_unchanged(graph: RecomputableGraph) -> None:
+    graph.tree.attributes.look(graph.tree.described_names())
+    if (name := graph.guards.broken_name()) is not None:
+        raise StateError(f"create_graph=True: the attribute {name} of the module was changed since its forward")
 
 
 def _inputs(

@@ -64,7 +64,7 @@ class PieceGraph(CompiledGraph):
         return {int(name.removeprefix(INPUT)): t for name, t in named if name.startswith(INPUT)}
 
     def recomputed(
-        self, call: Any, tensors: Sequence[torch.Tensor], seed: int, generator: Any
+        self, call: Any, tensors: Sequence[torch.Tensor], seed: int, before: Any
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """As :meth:`CompiledGraph.recomputed`: PyTorch computes the piece's nodes, one after the other."""
         model = self.capture.model
