@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import scalar_guards
-from ortmodule.capture.calls import function_caches
+from ortmodule.capture.calls import batched_sizes, function_caches
 from ortmodule.capture.calls.checkpoints import Checkpoints, OfCheckpoints
 from ortmodule.capture.calls.checkpoints import met as meeting_checkpoints
 from ortmodule.capture.calls.imports import untraced_imports
@@ -329,8 +329,8 @@ class _Flat(nn.Module):
                 self.mode.looking(tensors, parameters, self.copies.values(), self.counters.values()),
                 self.chance.looking(around.values, modules), self.recorder.numbers.converting(self.recorder),
                 object_reads.watched(self.recorder, around.values, self.before.values()),
-                self.attributes.watched(), replaced(size_types.as_numbers(lambda made: self.mode.know([made]))),
-                tables.in_place(),
+                self.attributes.watched(), replaced(size_types.as_numbers(self.mode.know)),
+                tables.in_place(), replaced(batched_sizes.results_told(self.mode.know)),
             ):  # fmt: skip
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():

@@ -27,7 +27,6 @@ from ortmodule.core.torch_private import (
     DisableTorchFunction,
     get_tracing_state,
     get_value_trace,
-    is_vmapped,
     set_tracing_state,
     set_value_trace,
     untraced,
@@ -138,7 +137,7 @@ class TraceMode(TorchFunctionMode):
                 if id(argument) in self.left:
                     self.touched.add(id(argument))
                 made = self._knows(argument) or symbolic_numbers.stands_for_one(argument)
-                if not made and argument.grad_fn is None and not _is_recorded(argument):
+                if not made and argument.grad_fn is None:
                     self._known[id(argument)] = weakref.ref(argument)
                     self._given.add(id(argument))
                     self.outside[id(argument)] = argument
@@ -376,12 +375,6 @@ def _let_go_of_indices() -> None:
     would get into the next graph, when theirs has been freed."""
     zero = torch.zeros(1)
     zero[0], zero[0:1]
-
-
-def _is_recorded(tensor: torch.Tensor) -> bool:
-    """Is it a result of an operator that the tracer has seen, where no function of Python has returned it: what
-    `torch.vmap` takes a dimension of, or gives one?"""
-    return not is_vmapped(tensor) and get_value_trace(tensor).node().kind() != "prim::Constant"
 
 
 def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:

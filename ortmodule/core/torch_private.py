@@ -7,6 +7,7 @@ once, in a sentence (:func:`tell`), and in `explain()`.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -244,6 +245,12 @@ _VMAPPED = "PyTorch runs a module that asks for sizes inside of torch.vmap"
 _is_vmapped = _private("torch._C._functorch.is_batchedtensor", "is a tensor one that torch.vmap has made?", _VMAPPED)
 _vmapped_of = _private("torch._C._functorch.get_unwrapped", "of which tensor has torch.vmap made one?", _VMAPPED)
 _vmapped_dim = _private("torch._C._functorch.maybe_get_bdim", "which dimension does torch.vmap hide?", _VMAPPED)
+_vmap_result = _private(
+    "torch._functorch.vmap._remove_batch_dim", "notes the results of torch.vmap",
+    "PyTorch runs a module that writes into what torch.vmap returns",
+)  # fmt: skip
+#: Modules, and the names there of the function that makes the results of `torch.vmap`.
+VMAP_RESULTS = [(sys.modules["torch._functorch.vmap"], "_remove_batch_dim")] if _vmap_result is not None else []
 _RERUN = "a batch of gradients through random numbers is an error"
 _pop_interpreter = _private(
     "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack", "runs forward again outside of torch.func", _RERUN

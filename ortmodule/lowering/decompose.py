@@ -229,7 +229,7 @@ def _traced(node: TracedNode, arguments: list, tensors: Sequence[TracedValue]) -
     if function is None:
         return None
     try:
-        definition = _Definition(function, arguments)
+        definition = _Definition(function, arguments, own is None or getattr(own, "grads", False))
         graph = _trace(definition, tensors, asks=own is None)
         if not _holds_for_others(graph, definition, tensors, asks=own is None):
             raise Leave("values of its operands decide what it does")
@@ -248,7 +248,7 @@ def _traced(node: TracedNode, arguments: list, tensors: Sequence[TracedValue]) -
     return graph if len(list(graph.outputs())) == len(_outputs(node)) else None
 
 
-def _holds_for_others(graph: TracedGraph, module: nn.Module, tensors: Sequence[TracedValue], asks: bool) -> bool:
+def _holds_for_others(graph: TracedGraph, module: _Definition, tensors: Sequence[TracedValue], asks: bool) -> bool:
     """Is ``graph`` the same for integers with other values? Operators read some (lengths) without a sign."""
     if all(known_dtype(v).is_floating_point for v in tensors):
         return True
@@ -265,12 +265,13 @@ def _outline(graph: TracedGraph) -> list[Any]:
 
 
 def _trace(
-    module: nn.Module, tensors: Sequence[TracedValue], asks: bool, fillers: tuple[int, ...] = (1, 0)
+    module: _Definition, tensors: Sequence[TracedValue], asks: bool, fillers: tuple[int, ...] = (1, 0)
 ) -> TracedGraph:
     """Of ones; of zeros where ones are no indices. ``asks``: what it does may depend on who needs a gradient."""
     for filler in fillers:
         examples = [
-            torch.full(sizes_of(v), filler, dtype=dtype_of(v)).requires_grad_(v.requires_grad()) for v in tensors
+            torch.full(sizes_of(v), filler, dtype=dtype_of(v)).requires_grad_(module.grads and v.requires_grad())
+            for v in tensors
         ]
         try:
             with (
@@ -300,9 +301,10 @@ def _writes_aside(node: TracedNode) -> bool:
 
 
 class _Definition(nn.Module):
-    def __init__(self, function: Callable, arguments: list) -> None:
+    def __init__(self, function: Callable, arguments: list, grads: bool) -> None:
+        """``grads``: operands say whether they need a gradient."""
         super().__init__()
-        self.function, self.arguments = function, arguments
+        self.function, self.arguments, self.grads = function, arguments, grads
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         return self.function(*_with_tensors(self.arguments, tensors))

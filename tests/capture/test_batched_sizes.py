@@ -23,6 +23,13 @@ def padding_mask(x):
     return (x[:, None] * allowed(*map(torch.arange, (x.shape[0], x.shape[1], x.shape[1]))).to(x.dtype)).sum(-1)
 
 
+def written_into(x):
+    allowed = v(v(lambda a, b: a >= b, (None, 0)), (0, None))(torch.arange(4), torch.arange(4))
+    allowed &= torch.ones_like(allowed)
+    allowed[0] = True
+    return x @ allowed.to(x.dtype)
+
+
 FUNCTIONS = {
     "scale, twice": lambda x: v(v(lambda a: a * 2))(x),
     "function, twice": lambda x: v(v(lambda a: torch.sin(a) + a.pow(2)))(x),
@@ -38,6 +45,8 @@ FUNCTIONS = {
     "new zeros": lambda x: v(lambda a: a.new_zeros(a.shape) + a)(x),
     "chunks": lambda x: v(lambda a: a * a.size(0), chunk_size=2)(x),
     "mask": padding_mask,
+    "written into": written_into,
+    "a part written into": lambda x: v(v(lambda a: a * 2))(x).index_fill_(1, torch.tensor([0]), 0.0),
 }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
-"""Reads sizes of tensors inside of `torch.vmap`: those of the tensors that it has made them of.
+"""Reads sizes of tensors inside of `torch.vmap`, and notes its results.
 
 The tracer knows operators and their results behind a `vmap`, which have the batch as one more dimension, and not the
-tensors that forward sees there: it would refuse to tell their sizes. A graph is for the sizes that are asked for there.
+tensors that forward sees there: it would refuse to tell their sizes, which are those of the tensors that `vmap` has
+made them of. A graph is for the sizes that are asked for there. No function of torch's returns what a `vmap` does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 
 from ortmodule.capture import scalar_guards
-from ortmodule.core.torch_private import unbatched
+from ortmodule.core.objects.interception import Replacement
+from ortmodule.core.torch_private import VMAP_RESULTS, unbatched
 
 _SIZE, _SHAPE = torch.Tensor.size, torch.Tensor.shape.__get__  # type: ignore[attr-defined]  # a getter of C
 _LENGTH = torch.Tensor.__len__
@@ -35,6 +37,20 @@ def read(function: Any, args: tuple, kwargs: dict[str, Any], call: Callable[...,
         return len(sizes) and sizes[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     return sizes if dim is None else sizes[dim]
+
+
+def results_told(made: Callable[[list[torch.Tensor]], None]) -> list[Replacement]:
+    """What stands in place of torch's function for the results of a `vmap`. ``made``: is told of each."""
+
+    def around(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def result(*args: Any) -> torch.Tensor:
+            found = function(*args)
+            made([found])
+            return found
+
+        return result
+
+    return [Replacement.around(module, name, around) for module, name in VMAP_RESULTS]
 
 
 def _number(size: torch.Tensor) -> int:

@@ -34,7 +34,7 @@ _MODULES = (
 _OF_NUMBERS = ("bit_length", "conjugate", "to_bytes", "is_integer", "as_integer_ratio", "numerator", "denominator")
 
 
-def as_numbers(made: Callable[[torch.Tensor], None]) -> list[Replacement]:
+def as_numbers(made: Callable[[list[torch.Tensor]], None]) -> list[Replacement]:
     """What stands in place of functions of Python's and torch's. ``made``: is told of parameters that forward makes."""
     return [
         Replacement.around(builtins, "isinstance", _isinstance),
@@ -75,13 +75,13 @@ def _asks(code: Any) -> bool:
     return file.startswith(_MODULES) or not file.startswith((_TORCH, PACKAGE))
 
 
-def _parameters(made: Callable[[torch.Tensor], None]) -> Callable[..., Any]:
+def _parameters(made: Callable[[list[torch.Tensor]], None]) -> Callable[..., Any]:
     original = nn.Parameter.__new__
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         parameter = original(cls, *args, **kwargs)
         if active() is not None:
-            made(parameter)
+            made([parameter])
         return parameter
 
     return new

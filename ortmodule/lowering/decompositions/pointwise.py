@@ -344,18 +344,26 @@ def _added(x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
     return product if beta == 0 and not x.requires_grad else beta * x + product
 
 
-@defines("aten::addmm", "aten::baddbmm")
+@defines("aten::addmm", "aten::baddbmm", grads=True)
 def _product(x: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
     if beta != 0 or x.requires_grad:
         raise Keep
     return _added(x, a @ b, beta, alpha)
 
 
-DEFINITIONS |= {
-    "aten::addbmm": lambda x, a, b, beta=1, alpha=1: _added(x, (a @ b).sum(0), beta, alpha),
-    "aten::addmv": lambda x, a, b, beta=1, alpha=1: _added(x, a @ b, beta, alpha),
-    "aten::addr": lambda x, a, b, beta=1, alpha=1: _added(x, a.unsqueeze(1) * b, beta, alpha),
-}
+@defines("aten::addmv", grads=True)
+def _addmv(x: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _added(x, a @ b, beta, alpha)
+
+
+@defines("aten::addbmm", grads=True)
+def _addbmm(x: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _added(x, (a @ b).sum(0), beta, alpha)
+
+
+@defines("aten::addr", grads=True)
+def _addr(x: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _added(x, a.unsqueeze(1) * b, beta, alpha)
 
 
 @defines("aten::linalg_vecdot")

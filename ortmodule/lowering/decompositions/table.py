@@ -23,12 +23,12 @@ _library.impl("sloped", lambda value, x, slope: value.clone(), "CompositeExplici
 DEFINITIONS: dict[str, Callable] = {}
 
 
-def defines(*kinds: str, recursive: bool = False, sizes: bool = False) -> Callable:
+def defines(*kinds: str, recursive: bool = False, sizes: bool = False, grads: bool = False) -> Callable:
     """``recursive``: the definition uses the operator itself, in a form that it keeps. ``sizes``: numbers that are
-    computed from sizes come as they are in the trace."""
+    computed from sizes come as they are in the trace. ``grads``: operands say whether they need a gradient."""
 
     def register(function: Callable) -> Callable:
-        vars(function).update(recursive=recursive, sizes=sizes)
+        vars(function).update(recursive=recursive, sizes=sizes, grads=grads)
         DEFINITIONS.update(dict.fromkeys(kinds, function))
         return function
 
