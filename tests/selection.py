@@ -33,6 +33,7 @@ ONE_OF = {40: 12, 8: 6, 4: 4, 2: 2}
 WHOLE = ("distributed", "ops", "project", "trainer", "utils", "zero")
 #: The same of these tests, whatever their folder.
 OF_TESTS = {
+    "tests/capture/test_idioms.py::test_in_the_engine": 1,
     "tests/cuda/test_sass.py::test_families": 1,
     "tests/ops/test_alignment.py::test_unaligned": 3,
     "tests/ops/test_leftovers.py::test_what_is_on_the_stacks_changes_nothing": 4,

@@ -35,7 +35,7 @@ from ortmodule.guards.sharding.local_parameters import with_attached
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.calls.capture_budget import MOST_CHANGES, Variant
 from ortmodule.runtime.calls.module_state import ModuleState
-from ortmodule.runtime.calls.state_before import Noted, StateBefore
+from ortmodule.runtime.calls.state_before import StateBefore, UnknownState
 from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
 from ortmodule.runtime.executable import Executable, Executables, Flags, Repeated, draw_seed
 from ortmodule.runtime.grad_buckets import EarlyUse, chain, have_hooks, in_a_group
@@ -148,7 +148,8 @@ class CompiledGraph:
         tuning: Tuning | None = None,
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
-        self.modes, self._noted, self.keeps_memory = ModuleModes(tree), Noted.of(tree, trace), config.keep_memory
+        self.modes, self.keeps_memory = ModuleModes(tree), config.keep_memory
+        self._unknown = UnknownState.of(tree, trace)
         self.variant = Variant("", "", 0)  # the calls that it is for
         self.missed, self.origin = 0, self  # runs that did not hold; the one that stands among the graphs of its key
         self.lengths: OtherLengths | None = None
@@ -446,12 +447,9 @@ class CompiledGraph:
             self._reads.check(shapes, outputs)
         if self.views and shapes not in self._seen:
             self._compare_views(shapes, inputs, outputs)
-        kept = fed
-        if self.writes or run.writes or self.changed_later:
-            kept = self._write(run, inputs, fed)
+        kept = self._write(run, inputs, fed) if self.writes or run.writes or self.changed_later else fed
         if grads is not None:
-            if before is None and self._noted is not None:
-                before = StateBefore(self._noted)
+            before = StateBefore(self._unknown) if before is None and self._unknown is not None else before
             pending = Pending(self, executable, run, call, tensors, kept, before)
             if self._deferral is not None:
                 pending.shown = self._shown(self._deferral, executable, run, shapes, fed)
@@ -491,7 +489,7 @@ class CompiledGraph:
         # torch's generators cannot be read while they are part of a CUDA graph.
         captured = gpu is not None and is_captured(gpu)
         states = rng_state.States(self.capture.trace.drawn_from) if grads is not None and not captured else None
-        before = None if states is None else StateBefore(self._noted, states)
+        before = None if states is None else StateBefore(self._unknown, states)
         if self._reads.early is not None:
             self._reads.check_early(shapes, tensors, calls)
         found = self.executables.run_with(shapes, grads, tensors, seed, calls, self._early_use.joint)

@@ -44,6 +44,10 @@ def images(n, s):
     return (torch.randn(n, 4, s + 4, s + 3),)
 
 
+def scores(x):
+    return torch.empty(x.shape[0], x.shape[1], x.shape[1])
+
+
 def classes(n, s):
     return torch.randn(n, 6), torch.randint(0, 6, (n,))
 
@@ -286,6 +290,14 @@ case("dot", lambda x, w: torch.dot(x[0, 0], w), rows, (6,))
 case("addmm", lambda x, w, b: torch.addmm(b, x[0], w, beta=0.5, alpha=2), rows, (6, 5), (5,))
 case("baddbmm", lambda x, w: torch.baddbmm(x @ x.mT, x, (x * w).mT, beta=0.5, alpha=0.3), rows, (6,))
 case("addbmm", lambda x, w: torch.addbmm(torch.zeros(x.shape[1], x.shape[1]), x, (x * w).mT), rows, (6,))
+case("addmv", lambda x, w: torch.addmv(x[0, 0], w, x[0, 1], beta=0.5, alpha=2), rows, (6, 6))
+case("addmm of nothing", lambda x, w: torch.addmm(torch.empty(5), x[0], w, beta=0), rows, (6, 5))
+case("addmv of nothing", lambda x, w: torch.addmv(torch.empty(6), w, x[0, 1], beta=0, alpha=2), rows, (6, 6))
+case("addr of NaN", lambda x, w: torch.addr(torch.full((6, 6), math.nan), w, x[0, 0], beta=0), rows, (6,))
+case("addbmm of NaN", lambda x, w: torch.addbmm(torch.full((1, 1), math.nan), x, (x * w).mT, beta=0), rows, (6,))
+case("baddbmm of nothing", lambda x, w: scores(x).baddbmm(x, (x * w).mT, beta=0, alpha=0.3), rows, (6,))
+case("baddbmm_ of nothing", lambda x, w: scores(x).baddbmm_(x, (x * w).mT, beta=0), rows, (6,))
+case("addmm of a parameter", lambda x, w, b: torch.addmm(b, x[0], w, beta=0), rows, (6, 5), (5,))
 case("einsum", lambda x, w: torch.einsum("bsd,de->bse", x, w), rows, (6, 5))
 case("einsum of rows", lambda x, w: torch.einsum("bid,bjd->bij", x, x * w), rows, (6,))
 case("einsum of three", lambda x, w: torch.einsum("bhd,kd,h->bk", x[:, :2], w, w[0, :2]), rows, (5, 6))

@@ -1,4 +1,4 @@
-"""Remembers what a forward began with and its graph does not know, for a forward in PyTorch that is the same once more.
+"""Remembers what a forward began with and its graph does not know, for the same forward in PyTorch.
 
 The graph has its operands. But what submodules find that PyTorch runs inside of it (islands) is theirs alone, and an
 attribute that forward reads and sets is another one afterwards: `create_graph=True` would be of another forward.
@@ -39,7 +39,7 @@ class _Length:
         del self.container[self.then :]
 
 
-class Noted:
+class UnknownState:
     """What a forward may change without its graph: the attributes of submodules that PyTorch runs inside the graph, and
     tensors that these change in place; attributes that forward reads and sets."""
 
@@ -53,10 +53,10 @@ class Noted:
         self.slots = [slot for node in trace.nodes for slot in node.sets]
 
     @classmethod
-    def of(cls, tree: Tree, trace: Trace) -> Noted | None:
+    def of(cls, tree: Tree, trace: Trace) -> UnknownState | None:
         """None: the graph knows all."""
-        noted = cls(tree, trace)
-        return noted if noted.holders or noted.slots else None
+        state = cls(tree, trace)
+        return state if state.holders or state.slots else None
 
 
 @dataclass
@@ -95,9 +95,9 @@ def _each(container: Any, function: Callable[[Any], Any]) -> Any:
 class StateBefore:
     """What a forward began with that is no operand of its graph."""
 
-    def __init__(self, noted: Noted | None, generators: States | None = None) -> None:
+    def __init__(self, unknown: UnknownState | None, generators: States | None = None) -> None:
         """``generators``: those that nodes draw from which PyTorch runs."""
-        holders, slots = (noted.holders, noted.slots) if noted is not None else ([], [])
+        holders, slots = (unknown.holders, unknown.slots) if unknown is not None else ([], [])
         self.generators = generators
         self.kept: list[_Contents | _Length] = [_Contents(holder) for holder in holders]
         for holder in holders:
