@@ -149,7 +149,7 @@ class CompiledGraph:
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
         self.modes, self._unknown = ModuleModes(tree), UnknownState.of(tree, trace)
-        self.keeps_memory, self.variant = config.keep_memory, Variant("", "", 0)  # ... the calls that it is for
+        self.keeps_memory, self.variant = config.keep_memory, Variant("", "", 0)  # of the calls that it is for
         self.missed, self.origin = 0, self  # runs that did not hold; the one that stands among the graphs of its key
         self.lengths: OtherLengths | None = None
         off, unseen, model = config.passes_off, config.padding_unseen, capture.model.SerializeToString()

@@ -318,7 +318,7 @@ class Trial:
     def _check_near(self, what, a, b, c, moved):
         """Of `check_rounding`: ours, PyTorch's, the exact one, and what this is with roundings on the way."""
         relative, share = OPERATOR[a.dtype]
-        by = max((largest(x - c) for x in moved if x is not None), default=0.0)
+        by = max((largest(x - c) for x in moved if x is not None), default=0.0)  # a gradient may be None
         # Never so far that zeros would do, unless all of it is rounding.
         most = min(4 * max(largest(b - c), by), largest(c) / 2)
         allowed = bounds(c, self.case.tol * relative, self.case.tol * share).clamp(min=most)
