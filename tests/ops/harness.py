@@ -280,7 +280,10 @@ class Trial:
         try:
             self.check_forward(sees=False)
         except AssertionError:
-            self.check_rounding(training=False)
+            if self.dtype in ("bfloat16", "float16"):  # rounded between operators, as here
+                self.check_forward(expected=wanted_outputs(self.case, self.tensors), sees=False)
+            else:
+                self.check_rounding(training=False)
         if not (gradients and self.wrt):
             return
         try:
