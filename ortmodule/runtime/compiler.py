@@ -187,7 +187,8 @@ class Compiler:
                     continue
                 if captured.loop is not None:
                     checks = LoopCheck(captured, call.forward, call.arguments, call.tree)
-                    graph.lengths = Lengths(graph, checks, functools.partial(self._read, guards))
+                    uncut = not _places_to_cut(captured, call)  # for all lengths: a graph of one has thousands of nodes
+                    graph.lengths = Lengths(graph, checks, functools.partial(self._read, guards, uncut=uncut))
                 else:
                     graph.plan_first(call.shapes)
                 return graph, wrong
@@ -202,11 +203,11 @@ class Compiler:
                     raise NoOtherGraph(Cause.ONNX_MODEL, str(error), call.key) from error
                 self.owner.budget.go_on(str(error))
 
-    def _read(self, guards: Guards, captured: Capture, call: Call) -> CompiledGraph:
+    def _read(self, guards: Guards, captured: Capture, call: Call, uncut: bool = False) -> CompiledGraph:
         given = captured, call.tree, guards, call.inputs, self._config(), self.owner.tuning
         if not captured.trace.used_on and not any(node.breaks for node in captured.trace.nodes):
             graph = CompiledGraph(*given)
-            if not (cuts := _cuts(graph, call)):
+            if uncut or not (cuts := _cuts(graph, call)):
                 return graph
             with contextlib.suppress(CaptureError, *ENGINE_ERRORS):
                 return BrokenGraph(*given, self.owner.interpret, cuts)
@@ -304,7 +305,7 @@ def _cuts(graph: CompiledGraph, call: Call) -> frozenset[str]:
         return frozenset()
     if graph.executables.gpu is not None:  # there row counts are guessed
         return frozenset()
-    cuts = data_cuts(graph.capture.model, [i for i, t in enumerate(call.inputs) if not t.is_floating_point()])
+    cuts = _places_to_cut(graph.capture, call)
     if not cuts:
         return frozenset()
     try:
@@ -312,6 +313,10 @@ def _cuts(graph: CompiledGraph, call: Call) -> frozenset[str]:
     except (DoesNotHold, NotInEngine, *ENGINE_ERRORS):
         return frozenset()
     return frozenset(cuts) if graph.executables.ahead > LEAST_AHEAD * computed(plan) else frozenset()
+
+
+def _places_to_cut(captured: Capture, call: Call) -> list[str]:
+    return data_cuts(captured.model, [i for i, t in enumerate(call.inputs) if not t.is_floating_point()])
 
 
 def _without_parts(tree: Tree) -> bool:

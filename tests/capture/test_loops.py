@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 
 import numpy
 import onnx
@@ -14,8 +15,9 @@ from ortmodule import ORTModule, explain
 from ortmodule.capture import dynamic_dims
 from ortmodule.capture.loops import check
 from ortmodule.capture.loops.sequence import Literal
-from ortmodule.capture.loops.steps import Affine
+from ortmodule.capture.loops.steps import Affine, Number
 from ortmodule.capture.loops.writer import Writer
+from ortmodule.runtime import compiler
 from tests.selection import each
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -328,19 +330,20 @@ def test_attributes_are_guarded_as_in_other_graphs():
 def test_a_thousand_steps_cost_little(monkeypatch):
     """What captures run of an LSTM's cell is short traces, and checks that are about as long as the call: no unrolled
     trace of it. Another length runs nothing of it, and what captures take is shown."""
-    traced, checked = [], []
-    trace, run = dynamic_dims.trace, check.LoopCheck._run
+    traced, checked, searched = [], [], []
+    trace, run, cuts = dynamic_dims.trace, check.LoopCheck._run, compiler.data_cuts
+    monkeypatch.setattr(compiler, "data_cuts", lambda *given: (searched.append(given), cuts(*given))[1])
     monkeypatch.setattr(dynamic_dims, "trace", lambda *given: (traced.append(given[4][0].shape[1]), trace(*given))[1])
     monkeypatch.setattr(check.LoopCheck, "_run", lambda self, n, given: (checked.append(n), run(self, n, given))[1])
     ours = compare(Loop("lstm", "range", "none", "last"), (1000,))
     assert max(traced) <= 12 and len(traced) <= 12
     assert 1000 <= max(checked) <= 2000 and sum(checked) <= 5000
-    traced.clear(), checked.clear()
+    traced.clear(), checked.clear(), searched.clear()
     report = explain(ours)
     assert report.capture_seconds == report.first_capture_seconds > 0
     for n in (900, 1000):
         ours(torch.randn(3, n, WIDTH, dtype=torch.float64, requires_grad=True)).sum().backward()
-    assert not traced and not checked
+    assert not traced and not checked and not searched
     assert explain(ours).pytorch_calls == report.pytorch_calls
     assert explain(ours).capture_seconds == report.capture_seconds
     assert "time       capture" in str(explain(ours))
@@ -386,7 +389,22 @@ def test_constants_of_a_written_graph():
         assert value.tobytes() == literal.value.tobytes()
 
 
+RANGES = (range(0, 9), range(2, 3), range(5, 5))
+
+
 def test_numbers_of_many_steps():
     for number in (Affine(3, 2, -1), Affine(-4, -3), Affine(7), Affine(0, 1, 2)):
-        for numbers in (range(0, 9), range(2, 3), range(5, 5), range(9, 0, -2)):
+        for numbers in (*RANGES, range(9, 0, -2)):
             assert list(number.of(numbers, 11)) == [number.at(i, 11) for i in numbers]
+
+
+@pytest.mark.parametrize("factor", [None, 0.1])
+@pytest.mark.parametrize("kind", [numpy.float32, numpy.float16, numpy.int64])
+@pytest.mark.parametrize("shape", [(), (1,), (2, 2), (0,)])
+def test_constants_of_many_steps(factor, kind, shape):
+    """The bytes are those of each step alone."""
+    start, step, length = numpy.random.default_rng(0).integers(-9, 9, (3, math.prod(shape)))
+    kind = numpy.dtype(kind)
+    number = Number(0, kind, shape, start, step, length, factor if kind.kind == "f" else None)
+    for numbers in RANGES:
+        assert number.bytes_of(numbers, 11) == [number.at(i, 11).value.tobytes() for i in numbers]

@@ -55,6 +55,13 @@ class Number:
         value = value if self.factor is None else value * self.factor
         return Literal(self.kind, value.astype(self.dtype).reshape(self.shape))
 
+    def bytes_of(self, numbers: range, n: int) -> list[bytes]:
+        """The elements' bytes in each step of a range, as those of :meth:`at`."""
+        steps = numpy.arange(numbers.start, numbers.stop).reshape(-1, *(1 for _ in self.start.shape))
+        rows = self.start + self.step * steps + self.length * n
+        rows = (rows if self.factor is None else rows * self.factor).astype(self.dtype)
+        return [row.tobytes() for row in rows]
+
 
 @dataclass(frozen=True)
 class Filled:

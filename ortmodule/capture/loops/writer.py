@@ -11,7 +11,7 @@ from functools import lru_cache
 import onnx
 
 from ortmodule.capture.loops.sequence import NODE, OPERAND, PART, RESULT, Item, Literal
-from ortmodule.capture.loops.steps import Affine, Formula, Result, Section, constant_at
+from ortmodule.capture.loops.steps import Affine, Formula, Number, Result, Section, constant_at
 
 
 def _varint(number: int) -> bytes:
@@ -123,18 +123,20 @@ class Writer:
         self._open: tuple[bytes, list[str]] | None = None  # a node whose parts follow
         self._results: list[str] = []
 
-    def constant_number(self, literal: Literal) -> int:
-        elements = literal.value.tobytes()
-        key = (literal.kind, literal.value.shape, elements)
+    def _constant_number(self, kind: int, shape: tuple[int, ...], elements: bytes) -> int:
+        key = (kind, shape, elements)
         number = self._constants.get(key)
         if number is None:
             number = self._constants[key] = len(self._constants)
-            before, behind = _constant_node(literal.kind, literal.value.shape, len(elements))
+            before, behind = _constant_node(kind, shape, len(elements))
             self._constant_nodes.append(before % (number, number) + elements + behind)
         return number
 
+    def _literal_number(self, literal: Literal) -> int:
+        return self._constant_number(literal.kind, literal.value.shape, literal.value.tobytes())
+
     def constant(self, literal: Literal) -> str:
-        return f"constant@{self.constant_number(literal):05d}"
+        return f"constant@{self._literal_number(literal):05d}"
 
     def steps(self, fast: StepWriter, numbers: range) -> None:
         self._close()
@@ -144,9 +146,11 @@ class Writer:
             if isinstance(each, Affine):
                 columns.append(each.of(numbers, n))
             elif isinstance(each, Literal):
-                columns.append([self.constant_number(each)] * len(numbers))
+                columns.append([self._literal_number(each)] * len(numbers))
+            elif isinstance(each, Number):
+                columns.append([self._constant_number(each.kind, each.shape, e) for e in each.bytes_of(numbers, n)])
             else:
-                columns.append([self.constant_number(constant_at(each, i, n)) for i in numbers])
+                columns.append([self._literal_number(constant_at(each, i, n)) for i in numbers])
         self._nodes += [fast.text % row for row in zip(*columns, strict=True)]
 
     def add(self, item: Item, operands: list[str], outputs: list[str]) -> None:
