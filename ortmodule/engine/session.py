@@ -7,9 +7,9 @@ backward will need.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -23,7 +23,7 @@ from ortmodule.core.logger import ENGINE, warn_once
 from ortmodule.core.torch_private import raw_stream
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.memory_goal import USUAL_COSTS, MemoryGoal, Spec
-from ortmodule.engine.plan_cache import drop_oldest
+from ortmodule.engine.plan_cache import PlanCache
 from ortmodule.host.host_node import Calls, Known, Node
 from ortmodule.triton_kernels import maker
 from ortmodule.triton_kernels.use import PASSES_OFF, TritonUse
@@ -406,7 +406,7 @@ class Session:
         self.disabled, self.padding_unseen = sum({_core.passes()[name] for name in without}), padding_unseen
         self.inputs: list[str] = self.model.inputs
         self.outputs: list[str] = self.model.outputs
-        self.plans: OrderedDict[tuple, _core.Plan] = OrderedDict()
+        self.plans: PlanCache[_core.Plan] = PlanCache(lambda plan: plan.host_bytes)
         if self.known is not None:
             self.known.plans.append(self.plans)
         #: Of all plans that were kept, the one whose runs take the most, and the specs of its inputs.
@@ -442,7 +442,8 @@ class Session:
         key = (tuple(specs), tuple(needs_grad), grads, sizes, gpu, adds)
         plan = self.plans.get(key)
         if plan is not None:
-            self.plans[key] = self.plans.pop(key, plan)
+            with contextlib.suppress(KeyError):  # another thread has dropped it
+                self.plans.move_to_end(key)
             return plan
         may_plan(gpu)
         if self.tuning is not None and gpu is not None:
@@ -462,17 +463,14 @@ class Session:
             arena = f"{plan.arena_bytes} bytes" + (f" ({plan.joint_bytes} with gradients)" if plan.joint_bytes else "")
             text = "plan %d: %d + %d instructions, arena of %s, passes: %s; for %s"
             ENGINE.info(text, self.plans_made, forward, backward, arena, passes, shapes)
-        self.plans[key] = plan
         if self.largest is None or plan.arena_bytes > self.largest[0].arena_bytes:
             self.largest = plan, key[0]
-        drop_oldest(self.plans, lambda kept: kept.host_bytes)
+        self.plans.add(key, plan)
         return plan
 
     def let_go(self, plan: _core.Plan) -> None:
         """It is kept no longer."""
-        for key, kept in list(self.plans.items()):
-            if kept is plan:
-                self.plans.pop(key, None)
+        self.plans.discard(plan)
 
     def sketch(
         self,

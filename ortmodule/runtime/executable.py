@@ -6,7 +6,6 @@ sizes that data decides (elements a mask selects), and starts it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from ortmodule import _core
 from ortmodule.core import devices
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.engine.memory_goal import MemoryGoal, Spec
-from ortmodule.engine.plan_cache import MOST_PLANS, drop_oldest
+from ortmodule.engine.plan_cache import MOST_PLANS, PlanCache
 from ortmodule.engine.row_count_predictor import Counts
 from ortmodule.engine.session import (
     ENGINE_ERRORS,
@@ -69,7 +68,7 @@ class Executables:
         self.session, self.needs, self.gpu = session, needs, gpu_of(tensors)
         self.specs = [(DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors]
         self.varying, self._pairs, self._segments, self._check = varying, pairs, segments, check
-        self.plans: OrderedDict[tuple, Executable] = OrderedDict()
+        self.plans: PlanCache[Executable] = PlanCache(lambda kept: kept.plan.host_bytes)
         self.ahead = 0.0  # the work of the prologues of the latest sketch
         self.deferral: Deferral | None = None  # of logits
         self._counts = Counts(MOST_PLANS)
@@ -79,10 +78,7 @@ class Executables:
     def turn(self) -> None:
         """From now on steps add to gradients of earlier ones, or no more."""
         self.adds = not self.adds
-        kept = dict(self.plans)
-        self.plans.clear()
-        self.plans.update(self._others)
-        self._others = kept
+        self._others = self.plans.exchange(self._others)
 
     def defer(self, deferral: Deferral | None) -> None:
         """From now on logits may be deferred."""
@@ -112,8 +108,7 @@ class Executables:
         ready = self.gpu is None and session.known is None and self.deferral is None and not plan.prologue
         segments = self._segments(plan)
         found = Executable(plan, output_grads, sizes, plan.random, inputs, outputs, session, defers, segments, ready)
-        self.plans[key] = found
-        for dropped in drop_oldest(self.plans, lambda kept: kept.plan.host_bytes):
+        for dropped in self.plans.add(key, found):
             dropped.session.let_go(dropped.plan)
         return found
 
